@@ -1,0 +1,1 @@
+"""A parameter-server key-value store with pluggable gradient compression."""
