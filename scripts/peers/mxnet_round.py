@@ -50,7 +50,7 @@ def run_worker(arguments: argparse.Namespace) -> None:
 
 
 def _round(mxnet: Any, store: Any, gradients: list[Any], outs: list[Any]) -> float:
-    """One round in milliseconds. The copies are needed: MXNet's push keeps its argument, its next pull overwrites it."""
+    """One round in milliseconds. Copies, because MXNet's push keeps its argument and its next pull overwrites it."""
     fresh = [gradient.copy() for gradient in gradients]
     mxnet.nd.waitall()
     store._barrier()
