@@ -46,7 +46,9 @@ make_venv() {
         python="$(_find_python)"
         "$python" -m venv --clear "$VENV"
     fi
-    (cd -- "$ROOT" && "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check -e '.[test,demo]')
+    # setuptools as build-system.requires has it: the test of the wheel builds without isolation
+    (cd -- "$ROOT" && "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check \
+        'setuptools>=77' -e '.[test,demo]')
     printf '%s\n' "$stamp" >"$VENV/stamp"
 }
 
