@@ -173,6 +173,7 @@ class AssignEntry(_Entry, frozen=True):
     epoch: Count
     round: Count
     whole: bool = False
+    average: bool = False
 
 
 class DeclareEntry(_Entry, frozen=True):
@@ -182,10 +183,14 @@ class DeclareEntry(_Entry, frozen=True):
     shape: Shape
     dtype: str
     epoch: Count
+    average: bool = False
 
 
 class Push(_Message, frozen=True, kw_only=True, tag="push"):
-    """Encoded chunks, one frame each; answered by Ack on receipt, before the round is complete."""
+    """Encoded chunks, one frame each; answered by Ack on receipt, before the round is complete.
+
+    Chunks that cannot be accepted are named by a Failed before the Ack.
+    """
 
     sequence: Count
     rank: Rank
@@ -311,10 +316,14 @@ class Ack(_Message, frozen=True, kw_only=True, tag="ack"):
 
 
 class Failed(_Message, frozen=True, kw_only=True, tag="failed"):
-    """A request failed. `sequence` None: the message could not be read far enough to know."""
+    """A request failed. `sequence` None: the message could not be read far enough to know.
+
+    `entries`: the chunks of a Push or Pull that failed, the others stand; empty: the whole request.
+    """
 
     failure: Failure
     sequence: Count | None = None
+    entries: list[ChunkEntry] = []
 
 
 class AskStatus(_Message, frozen=True, kw_only=True, tag="ask_status"):

@@ -79,9 +79,9 @@ class Wire:
     def _check_sizes(self, frames: Sequence[Frame]) -> None:
         if not 1 <= len(frames) <= self.limits.frames:
             raise ProtocolError(f"{len(frames)} frames in a message, allowed are 1 to {self.limits.frames}")
-        if _bytes(frames[0]) > self.limits.header:
-            raise ProtocolError(f"header of {_bytes(frames[0])} bytes, allowed are {self.limits.header}")
-        largest = max((_bytes(frame) for frame in frames[1:]), default=0)
+        if frame_bytes(frames[0]) > self.limits.header:
+            raise ProtocolError(f"header of {frame_bytes(frames[0])} bytes, allowed are {self.limits.header}")
+        largest = max((frame_bytes(frame) for frame in frames[1:]), default=0)
         if largest > self.limits.frame:
             raise ProtocolError(f"payload frame of {largest} bytes, allowed are {self.limits.frame}")
 
@@ -111,5 +111,6 @@ class Wire:
             raise ProtocolError("checksum of a payload differs: the bytes were damaged on the way")
 
 
-def _bytes(frame: Frame) -> int:
+def frame_bytes(frame: Frame) -> int:
+    """Size of a payload frame in bytes."""
     return frame.nbytes if isinstance(frame, memoryview) else len(frame)
