@@ -1,8 +1,8 @@
 """`KVStore`: what every store offers. Names and meaning are those of MXNet's KVStore.
 
-**Keys** are `int` (any 64-bit one) or `str` (any, also ''); 3 and '3' are different keys. Every call that takes `key`
-takes one key, a list of keys, or a mapping from keys to arrays (which then stands for `value`, or for `out` in `pull`
-and `broadcast`).
+**Keys** are `int` (-2**63 to 2**63 - 1) or `str` (any, also ''); 3 and '3' are different keys. Every call that takes
+`key` takes one key, a list of keys, or a mapping from keys to arrays, which then stands for `value` (in `pull` for
+`out`).
 
 **Arrays** may be of NumPy, CuPy, torch, jax, or anything with DLPack, `__array_interface__`,
 `__cuda_array_interface__` or `__array__`; any shape (also () and (0,)), any strides, read-only ones too. Dtypes:
