@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any
 
 from kvstore.clock import SimulatedClock
@@ -46,7 +47,7 @@ class _Node:
     listen_as: str | None
     connect: Mapping[str, str]
     story: deque[_Event]
-    lives: int = 1
+    lives: int
     stopped: bool = False
     ended: str = ""
     validate: Callable[[], object] = field(init=False)
@@ -100,7 +101,7 @@ class Simulator:
     def __init__(
         self,
         seed: int = 0,
-        faults: Faults = Faults(),
+        faults: Faults | None = None,
         *,
         tick: float = 0.25,
         start: float = 1000.0,
@@ -108,7 +109,7 @@ class Simulator:
     ) -> None:
         self.seed = seed
         self.clock = SimulatedClock(start)
-        self.network = Network(self.clock, faults, seed)
+        self.network = Network(self.clock, faults or Faults(), seed)
         self.network.note = self._note
         self.random = self.network.random
         self._tick = tick
@@ -127,19 +128,18 @@ class Simulator:
         machine: Machine,
         listen_as: str | None = None,
         connect: Mapping[str, str] | None = None,
-        wire: Wire = Wire(),
+        wire: Wire | None = None,
     ) -> None:
         """Start a process: `listen_as` is its own endpoint, `connect` gives the endpoints it connects to, by name."""
         if name in self._nodes:
             raise AssertionError(f"{name!r} was added before: use restart for a new process in its place")
-        self._launch(name, name, machine, listen_as, connect or {}, wire, 1)
+        self._launch(name, 1, machine, listen_as, connect or {}, wire or Wire())
 
-    def restart(self, name: str, machine: Machine, wire: Wire = Wire()) -> None:
+    def restart(self, name: str, machine: Machine, wire: Wire | None = None) -> None:
         """Start a new process in place of `name` (killed first if it lives), on the same endpoints."""
         old = self._nodes[name]
         self.kill(name)
-        lives = old.lives + 1
-        self._launch(name, f"{name}#{lives}", machine, old.listen_as, old.connect, wire, lives)
+        self._launch(name, old.lives + 1, machine, old.listen_as, old.connect, wire or Wire())
 
     def kill(self, name: str) -> None:
         """End a process as SIGKILL does: connections break, and what it had under way is lost."""
@@ -219,22 +219,14 @@ class Simulator:
 
     def story(self, last: int = 60) -> str:
         """Return the seed and the last events, one a line: time, node id, what it sent (->) or received (<-)."""
-        events = list(self._story)[-last:]
+        events = list(islice(reversed(self._story), last))[::-1]
         return "\n".join([f"seed {self.seed}; the last {len(events)} events:", *map(str, events)])
 
     def _launch(
-        self,
-        name: str,
-        node_id: str,
-        machine: Machine,
-        listen_as: str | None,
-        connect: Mapping[str, str],
-        wire: Wire,
-        lives: int,
+        self, name: str, lives: int, machine: Machine, listen_as: str | None, connect: Mapping[str, str], wire: Wire
     ) -> None:
-        transport = MemoryTransport(
-            self.network, node_id, lambda sender, frames: self._arrive(node, sender, frames), name
-        )
+        node_id = name if lives == 1 else f"{name}#{lives}"
+        transport = MemoryTransport(self.network, node_id, lambda sender, got: self._arrive(node, sender, got), name)
         node = _Node(name, machine, wire, transport, listen_as, connect, self._story, lives)
         self._nodes[name] = node
         self._note(f"{node_id} started")
