@@ -1,0 +1,76 @@
+"""Error feedback: what a codec left unsent is kept, and added to the next push.
+
+p = x + residual; send C(p); residual = p - C(p) (Seide et al. 2014; Karimireddy et al. 2019,
+arXiv:1901.09847). `Residual` is the memory of one key at one worker; `leave_unsent` is the rule for any codec.
+Codecs that do it in one pass satisfy `FusedFeedback`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kvstore.compression.codec import Array, Codec, Context, Payload
+from kvstore.compression.kernels import kernels_for
+
+
+class Residual:
+    """The unsent gradient of one whole key, float32, beside the gradients (host or device).
+
+    Memory is taken at the first compressed push and given back when everything was sent raw. `bound` is a
+    number that no element's absolute value exceeds: it tells cheaply that x + residual cannot overflow.
+    """
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+        self.bound = 0.0
+        self._values: Array | None = None
+        self._pending: set[int] = set()  # starts of the chunks that may hold something
+
+    def __bool__(self) -> bool:
+        """Whether anything may be unsent."""
+        return bool(self._pending)
+
+    def writable(self, start: int, stop: int, like: Array) -> Array:
+        """The elements start..stop where `like` lies, for an update in place."""
+        if self._values is None:
+            self._values = np.zeros_like(like, np.float32, shape=(self.n,))
+        else:
+            self._values = kernels_for(like).to_device(self._values, like)
+        self._pending.add(start)
+        return self._values[start:stop]
+
+    def pending(self, start: int, stop: int, like: Array) -> Array | None:
+        """The elements start..stop, None if they are all zero."""
+        return self.writable(start, stop, like) if start in self._pending else None
+
+    def clear(self, start: int, stop: int) -> None:
+        """Everything of this chunk has been sent."""
+        if start in self._pending and self._values is not None:
+            self._values[start:stop] = 0
+            self._pending.discard(start)
+        if not self._pending:
+            self.reset()
+
+    def reset(self) -> None:
+        """Forget everything unsent."""
+        self._values, self.bound = None, 0.0
+        self._pending.clear()
+
+    def export(self) -> Array | None:
+        """A host copy of the n values, None if nothing is unsent."""
+        if self._values is None or not self._pending:
+            return None
+        return np.array(kernels_for(self._values).to_host(self._values))
+
+    def load(self, values: Array, chunk_starts: range) -> None:
+        """Take over exported values."""
+        self._values = np.array(values, np.float32).reshape(self.n)
+        self._pending = set(chunk_starts)
+        self.bound = kernels_for(self._values).max_abs(self._values)
+
+
+def leave_unsent(codec: Codec, p: Array, payload: Payload, residual: Array, ctx: Context) -> None:
+    """residual <- p - decoded(payload): the general rule, for codecs that do not do it themselves."""
+    sent = np.zeros_like(p)
+    codec.decode_add(payload, sent, ctx)
+    np.subtract(p, sent, out=residual)
