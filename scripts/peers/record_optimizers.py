@@ -3,7 +3,7 @@
 Run by hand, with a virtual environment of MXNet's own (Python 3.11, x86-64), from the repository root:
 
     python3 -m venv mx && mx/bin/pip install mxnet==1.9.1 numpy==1.23.5
-    mx/bin/python scripts/peers/record_optimizers.py tests/server/golden/optimizers.npz
+    mx/bin/python scripts/peers/record_optimizers.py tests/kvstore/golden/optimizers.npz
 
 The file holds `start` (n,), `grads` (steps, n), and for case i `values_i` (steps, n), all float32; for schedule i
 `rates_i` (updates,) float64, the rate at update 1, 2, ...; `cases` and `schedules` are JSON texts that name each one.

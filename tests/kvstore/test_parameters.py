@@ -8,7 +8,7 @@ import pytest
 from msgspec import Meta
 
 from kvstore.errors import ParameterError
-from kvstore.server.parameters import convert_parameters
+from kvstore.parameters import convert_parameters
 
 
 class Params(msgspec.Struct, frozen=True):

@@ -7,9 +7,9 @@ import msgspec
 import numpy as np
 import pytest
 
+from kvstore import optimizer as module
 from kvstore.errors import ConfigError, NotSupportedError, ParameterError, UnknownNameError
-from kvstore.server import optimizer as module
-from kvstore.server.optimizer import (
+from kvstore.optimizer import (
     OPTIMIZERS,
     Array,
     Key,
@@ -147,7 +147,7 @@ def test_names_are_registered_once(registry: dict[str, Any]) -> None:
 
 def test_rules_come_by_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
     class Found:
-        value = "kvstore.server.update_rules:Sgd"
+        value = "kvstore.update_rules:Sgd"
 
     monkeypatch.setattr(module, "entry_points", lambda group, name: [Found] if name == "third" else [])
     assert find_optimizer("third") is find_optimizer("sgd")

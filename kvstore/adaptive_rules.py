@@ -11,8 +11,8 @@ from typing import Annotated, Any
 import numpy as np
 from msgspec import Meta
 
-from kvstore.server.optimizer import Array, OptimizerParams
-from kvstore.server.update_rules import Decay, ElementwiseRule, Epsilon, Rates, State
+from kvstore.optimizer import Array, OptimizerParams
+from kvstore.update_rules import Decay, ElementwiseRule, Epsilon, Rates, State
 
 
 class AdamParams(OptimizerParams, frozen=True, kw_only=True):

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvstore.server.optimizer import OPTIMIZERS, Array, Optimizer, create_optimizer, make_spec
+from kvstore.optimizer import OPTIMIZERS, Array, Optimizer, create_optimizer, make_spec
 
 GOLDEN = Path(__file__).parent / "golden"
 with np.load(GOLDEN / "optimizers.npz") as _file:

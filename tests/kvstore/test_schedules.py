@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from kvstore.errors import ParameterError, UnknownNameError
-from kvstore.server.optimizer import make_spec, spec_from_json, spec_to_json
-from kvstore.server.schedules import SCHEDULES, make_schedule
+from kvstore.optimizer import make_spec, spec_from_json, spec_to_json
+from kvstore.schedules import SCHEDULES, make_schedule
 
 with np.load(Path(__file__).parent / "golden" / "optimizers.npz") as _file:
     RECORDED: list[tuple[str, dict[str, Any]]] = json.loads(str(_file["schedules"]))

@@ -29,8 +29,8 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from kvstore.errors import ConfigError, NotSupportedError, ParameterError, UnknownNameError, nearest_first
-from kvstore.server.parameters import convert_parameters, convert_value
-from kvstore.server.schedules import Schedule, make_schedule
+from kvstore.parameters import convert_parameters, convert_value
+from kvstore.schedules import Schedule, make_schedule
 
 Key: TypeAlias = int | str
 Array: TypeAlias = NDArray[Any]
@@ -126,14 +126,14 @@ def multiplier(factors: Mapping[str, float], key: Key) -> float:
 
 
 _REGISTRY: dict[str, type[Optimizer[Any]] | str] = {
-    "sgd": "kvstore.server.update_rules:Sgd",
-    "nag": "kvstore.server.update_rules:Nag",
-    "adam": "kvstore.server.adaptive_rules:Adam",
-    "adamw": "kvstore.server.adaptive_rules:AdamW",
-    "adagrad": "kvstore.server.adaptive_rules:AdaGrad",
-    "rmsprop": "kvstore.server.adaptive_rules:RmsProp",
-    "signum": "kvstore.server.update_rules:Signum",
-    "test": "kvstore.server.update_rules:Test",
+    "sgd": "kvstore.update_rules:Sgd",
+    "nag": "kvstore.update_rules:Nag",
+    "adam": "kvstore.adaptive_rules:Adam",
+    "adamw": "kvstore.adaptive_rules:AdamW",
+    "adagrad": "kvstore.adaptive_rules:AdaGrad",
+    "rmsprop": "kvstore.adaptive_rules:RmsProp",
+    "signum": "kvstore.update_rules:Signum",
+    "test": "kvstore.update_rules:Test",
 }
 OPTIMIZERS: Mapping[str, type[Optimizer[Any]] | str] = MappingProxyType(_REGISTRY)
 """Read-only view of the registry: name -> class, or 'module:Class' that is imported on first use."""
@@ -150,7 +150,7 @@ def register_optimizer(name: str) -> Callable[[C], C]:
 
     def register(rule: C) -> C:
         if not (isinstance(rule, type) and issubclass(rule, Optimizer)):
-            raise ConfigError(f"optimizer {name!r}: {rule!r} is not a subclass of kvstore.server.optimizer.Optimizer")
+            raise ConfigError(f"optimizer {name!r}: {rule!r} is not a subclass of kvstore.optimizer.Optimizer")
         if name.lower() in _REGISTRY:
             taken = _REGISTRY[name.lower()]
             raise ConfigError(f"optimizer {name!r} is already registered, as {taken}; choose another name")
@@ -200,7 +200,7 @@ def make_spec(
     Args:
         optimizer: a registered name, or a spec whose settings the other arguments override.
         lr_mult, wd_mult: key or glob pattern -> factor.
-        schedule: {'name': 'cosine', 'max_update': 1000}, see `kvstore.server.schedules`.
+        schedule: {'name': 'cosine', 'max_update': 1000}, see `kvstore.schedules`.
 
     Raises:
         UnknownNameError: no such optimizer or schedule.

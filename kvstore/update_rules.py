@@ -13,7 +13,7 @@ from typing import Annotated, Any, NamedTuple, TypeAlias, TypeVar
 import numpy as np
 from msgspec import Meta
 
-from kvstore.server.optimizer import Array, Key, Optimizer, OptimizerParams
+from kvstore.optimizer import Array, Key, Optimizer, OptimizerParams
 
 P = TypeVar("P", bound=OptimizerParams)
 State: TypeAlias = dict[str, Array]

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from kvstore.errors import ParameterError, UnknownNameError, nearest_first
-from kvstore.server.parameters import convert_parameters
+from kvstore.parameters import convert_parameters
 
 Count: TypeAlias = Annotated[int, Meta(ge=0)]
 Positive: TypeAlias = Annotated[int, Meta(ge=1)]
