@@ -182,6 +182,11 @@ class Simulator:
         """Return the machine that runs, or ran last, under a name."""
         return self._nodes[name].machine
 
+    @property
+    def names(self) -> list[str]:
+        """Every name that was added."""
+        return list(self._nodes)
+
     def is_alive(self, name: str) -> bool:
         """False once a process has finished or was killed."""
         return not self._nodes[name].ended
