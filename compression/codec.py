@@ -207,6 +207,14 @@ class Codec(Protocol):
         """
         ...
 
+    def check(self, payload: Payload, ctx: Context) -> None:
+        """Look at received bytes before they are kept: after this `decode_add` of them cannot fail.
+
+        Raises:
+            PayloadError: bytes or meta break the format.
+        """
+        ...
+
     def decode_add(self, payload: Payload, out: Array, ctx: Context) -> None:
         """Add the decoded chunk to `out`, 1-d of `ctx.n` elements of a floating dtype.
 
@@ -231,6 +239,15 @@ class FusedFeedback(Protocol):
         self, x: Array, residual: Array, state: State | None, ctx: Context
     ) -> tuple[Payload, State | None]:
         """residual <- residual + x - decoded, in place; the payload's size is exactly `max_bytes`."""
+        ...
+
+
+@runtime_checkable
+class DecodesInto(Protocol):
+    """A codec that can decode into an array faster than add to one."""
+
+    def decode_into(self, payload: Payload, out: Array, ctx: Context) -> None:
+        """out = the decoded payload; `out` need not be initialised."""
         ...
 
 

@@ -38,6 +38,10 @@ class NoneCodec:
         wire = ctx.dtype.newbyteorder("<")
         return Payload(x.astype(wire, copy=False).view(np.uint8)), state
 
+    def check(self, payload: Payload, ctx: Context) -> None:
+        """The byte count must be n times the size of the key's dtype; see `Codec.check`."""
+        payload_bytes(payload, self.max_bytes(ctx.n, ctx.dtype), ctx)
+
     def decode_add(self, payload: Payload, out: Array, ctx: Context) -> None:
         """out += the values, which may be of a narrower dtype than out."""
         out += self.values(payload, ctx, out).astype(out.dtype, copy=False)

@@ -67,8 +67,8 @@ def codec_class(name: str) -> type[Any]:
     if target is None:
         known = ", ".join(nearest_first(name, known_names()))
         text = (
-            f"compression type {name!r} is not registered; known are {known}. Codecs of other packages appear once the package is "
-            f"installed (entry point group {ENTRY_POINTS!r})"
+            f"compression type {name!r} is not registered; known are {known}. Codecs of other "
+            f"packages appear once the package is installed (entry point group {ENTRY_POINTS!r})"
         )
         raise UnknownNameError(text, name=name)
     return _import(target) if isinstance(target, str) else target
@@ -86,8 +86,8 @@ def make_codec(params: Params) -> Codec:
 
 
 @cache
-def decoder(name: str) -> Codec:
-    """A codec that decodes payloads of this name, whatever the parameters they were encoded with.
+def codec_named(name: str) -> Codec:
+    """The codec with default parameters: it decodes payloads of this name, whatever they were encoded with.
 
     Raises:
         UnknownNameError: nobody registered it.

@@ -79,6 +79,10 @@ class TwoBit:
         kernels.quantise2(x, residual, self.threshold, out)
         return Payload(out, {"threshold": self.threshold}), state
 
+    def check(self, payload: Payload, ctx: Context) -> None:
+        """The byte count and the threshold; any bytes of the right number decode. See `Codec.check`."""
+        _checked(payload, ctx)
+
     def decode_add(self, payload: Payload, out: Array, ctx: Context) -> None:
         """out += the decoded values; see `Codec.decode_add`."""
         self.accumulate([payload], out, [ctx])
