@@ -1,7 +1,8 @@
 """A worker's or server's own side of membership: joining, staying alive, learning who is out, leaving. Pure.
 
     joining --Start--> active --leave--> leaving --Ack--> left
-       \\------------------\\-----------------\\--refused, removed, scheduler silent--> failed
+       |                  |                  |
+       +------------------+------------------+---refused, removed, scheduler silent--> failed
 
 Used inside the worker's and the server's machine, which hands over what `concerns` this part, calls `tick`, and acts
 on `take_events`.

@@ -90,7 +90,7 @@ class Membership:
         return []
 
     def tick(self, now: float) -> Iterable[Action]:
-        """See `Machine`: gives up the dead, probes the silent, settles what is overdue, tells joiners who lacks."""
+        """See `Machine`: gives up the dead, probes the silent, settles the overdue, tells joiners who is missing."""
         dead = [process for process in self._live() if self._is_dead(process, now)]
         actions = self._remove(dead, Probe, now) + self._probe(now)
         actions += self._answers(self._collective.tick(now))

@@ -1,8 +1,9 @@
 """What the scheduler knows of one process, and the states such a process passes through.
 
-    absent --Register--> joining --job complete--> active --Leave----------------> left
-       ^                    |                         \\---silence, Exited-------> lost
-       \\--Leave, Exited, connection gone--/
+    absent --Register--> joining --job complete--> active --Leave--------------> left
+       ^                    |                         |
+       |                    |                         +----silence, Exited-----> lost
+       +-----Leave, Exited, connection gone
 
 A joining process that goes leaves nothing behind: its place is free again. Nobody comes back from left or lost.
 """
