@@ -161,7 +161,7 @@ class _Marker:
 
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-def test_a_pickle_is_refused_and_nothing_runs(tmp_path: Path, protocol: int) -> None:
+def test_r50_a_pickle_is_refused_and_nothing_runs(tmp_path: Path, protocol: int) -> None:
     marker = tmp_path / "marker"
     (tmp_path / "c").write_bytes(pickle.dumps(_Marker(marker), protocol))
     with pytest.raises(CheckpointError, match="no gradkv checkpoint"):
