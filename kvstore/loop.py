@@ -50,7 +50,7 @@ class Loop:
         self._bugs = _Throttle(clock)
 
     def run(self, stop: Stop | None = None) -> None:
-        """Step until the machine has finished, or `stop` is set (and `transport.wake` called, to be noticed at once)."""
+        """Step until the machine has finished or `stop` is set; `transport.wake` makes that noticed at once."""
         while not self.machine.finished and not (stop is not None and stop.is_set()):
             self.step(self._tick_every)
 
@@ -62,7 +62,7 @@ class Loop:
         now = self._clock()
         if now >= self._next_tick:
             self._next_tick = now + self._tick_every
-            self._perform_safely(self.machine.tick(now))
+            self._tick(now)
 
     def perform(self, actions: Iterable[Action]) -> None:
         """Carry out actions in order, and those that follow when a peer is unreachable (asked once per peer).
@@ -104,7 +104,17 @@ class Loop:
         else:
             self._perform_safely(actions)
 
-    def _perform_safely(self, actions: Iterable[Action]) -> None:
+    def _tick(self, now: float) -> None:
+        try:
+            actions = list(self.machine.tick(now))
+        except KVStoreError:
+            raise
+        except Exception:
+            self._report_bug("a tick failed")
+        else:
+            self._perform_safely(actions)
+
+    def _perform_safely(self, actions: Sequence[Action]) -> None:
         try:
             self.perform(actions)
         except KVStoreError:

@@ -37,6 +37,7 @@ _UNREACHABLE = (zmq.EHOSTUNREACH, zmq.EAGAIN)
 _NOT_LOCAL = (errno.EADDRNOTAVAIL, errno.ENODEV)
 _forks = 0
 "How often this process was forked from another since this module was loaded: cheaper to ask than the process id."
+_EVENTS, _READABLE = int(zmq.EVENTS), int(zmq.POLLIN)
 _NOBLOCK, _MORE, _NOBLOCK_MORE = int(zmq.NOBLOCK), int(zmq.RCVMORE), int(zmq.NOBLOCK | zmq.SNDMORE)
 
 
@@ -50,6 +51,7 @@ class ZmqTransport:
     def __init__(self, config: Config, node: str = "") -> None:
         self.node = node or _random_node()
         self._config = config
+        self._frame_limit = config.limits.frames
         self._forks = _forks
         self._context = zmq.Context()
         self._router: zmq.Socket[bytes] | None = None
@@ -170,15 +172,17 @@ class ZmqTransport:
         for _ in range(_BATCH):
             try:
                 first = socket.recv(_NOBLOCK)
-            except zmq.Again:
+            except zmq.Again:  # its sender vanished between the poll and now
                 return
             frames: list[Frame] = [] if name is None else [first]
             if socket.getsockopt(_MORE):
                 self._take_rest(socket, frames)
             found.append((name or first.hex(), frames))
+            if not int(socket.getsockopt(_EVENTS)) & _READABLE:
+                return
 
     def _take_rest(self, socket: zmq.Socket[bytes], frames: list[Frame]) -> None:
-        limit = self._config.limits.frames
+        limit = self._frame_limit
         more: int | bytes | bool = True
         while more:
             if not frames:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import sys
 
-_MAPPED_ABOVE = 1 << 30  # the largest block malloc serves from its heap; more than glibc's own upper bound is clamped
+_MAPPED_ABOVE = 32 << 20  # the most that older releases of glibc accept; larger arrays still go back to the system
 _KEPT = 512 << 20
 _TOP_PAD = 64 << 20
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -2, -3, -8
@@ -37,4 +37,5 @@ def tune_malloc() -> bool:
         (_M_TOP_PAD, _TOP_PAD),
         (_M_ARENA_MAX, 1),
     )
-    return all([mallopt(option, value) == 1 for option, value in settings])
+    taken = [mallopt(option, value) == 1 for option, value in settings]  # each of them, also after a refusal
+    return all(taken)
