@@ -120,18 +120,23 @@ class Session:
         self._requests: dict[int, tuple[Operation, Request, Sent]] = {}
         self._operations: set[Operation] = set()
         self._order: defaultdict[tuple[Key, int], _ChunkOrder] = defaultdict(_ChunkOrder)
+        self._lost: dict[str, KVStoreError] = {}
+        self._complaints: dict[str, str] = {}
         self.broken: KVStoreError | None = None
 
     def submit(self, operation: Operation, parts: Iterable[Part], now: float) -> list[Action]:
         """Queue parts of an operation (which may be submitted in several batches) and send what credits allow."""
         if self.broken is not None:
             operation.fail(self.broken)
-        if operation.done:
-            return []
-        self._operations.add(operation)
         actions: list[Action] = []
         touched: set[int] = set()
         for part in parts:
+            if (lost := self._lost.get(_address(part))) is not None:
+                operation.fail(lost)
+            if operation.done:
+                self._forget_done()
+                return actions
+            self._operations.add(operation)
             match part:
                 case Push(server=server):
                     self._queue_push(operation, part)
@@ -156,7 +161,8 @@ class Session:
             case Declared(sequence=sequence) | State(sequence=sequence) | Status(sequence=sequence):
                 return self._answer(sender, sequence, message, frames, now)
             case Failed(sequence=None, failure=failure):
-                raise ProtocolError(f"{sender} could not read a message of this worker: {failure.text}")
+                self._complaints[sender] = failure.text
+                return []
             case Failed():
                 return self._failed(sender, message, now)
             case _:
@@ -188,6 +194,7 @@ class Session:
     def fail_server(self, server: int, error: KVStoreError) -> None:
         """A server is lost: end whatever waits for it."""
         address = server_address(server)
+        self._lost[address] = error
         waiting = set(self._lanes[server].operations())
         waiting |= {operation for operation, request, _ in self._requests.values() if request.to == address}
         for operation in waiting:
@@ -216,14 +223,15 @@ class Session:
             self._lanes[part.server].queue_push(queued)
 
     def _send_request(self, operation: Operation, request: Request, now: float) -> list[Action]:
-        sequence = self._next_sequence()
+        sequence = self.next_sequence()
         self._requests[sequence] = (operation, request, Sent(now))
         return [Send(request.to, request.build(sequence, max(operation.deadline - now, 0.0)), request.frames)]
 
     def _pump(self, server: int, now: float) -> list[Action]:
-        return self._lanes[server].pump(self._next_sequence, now)
+        return self._lanes[server].pump(self.next_sequence, now)
 
-    def _next_sequence(self) -> int:
+    def next_sequence(self) -> int:
+        """A number for a request of this worker."""
         self._sequence += 1
         return self._sequence
 
@@ -330,8 +338,13 @@ class Session:
         silent = [lane.address for lane in self._lanes if operation in set(lane.operations())]
         silent += [request.to for other, request, _ in self._requests.values() if other is operation]
         waited = now - operation.started
+        said = "".join(f"; {who} refused a message: {text}" for who, text in self._complaints.items() if who in silent)
         return OperationTimeoutError(
-            f"{operation.what} did not finish within {waited:.1f} s: no answer yet from {', '.join(sorted(set(silent)))}"
+            f"{operation.what} did not finish within {waited:.1f} s: no answer yet from {', '.join(sorted(set(silent)))}{said}"
             f" (KVSTORE_TIMEOUT sets the limit; `kvstore-server status` shows who is in)",
             rank=self._rank,
         )
+
+
+def _address(part: Part) -> str:
+    return part.to if isinstance(part, Request) else server_address(part.server)

@@ -1,0 +1,95 @@
+"""Everything a server holds of one chunk, out to `save` and back from `load`. Pure.
+
+Arrays travel by name: 'value' (the key's dtype), 'master' (half-precision keys only), 'state:NAME' for each of the
+optimizer's arrays. Nothing is named by the wire but what the installed optimizer itself declares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from kvstore.dtypes import accumulator, as_bytes_view, from_bytes, named_dtype
+from kvstore.errors import CheckpointError
+from kvstore.machine import Send
+from kvstore.messages import Frame, ReadState, State, WriteState
+from kvstore.optimizer import Optimizer
+from kvstore.server.aggregate import Array
+from kvstore.server.stored import StoredChunk, StoredKey
+
+PREFIX = "state:"
+
+
+def read_state(sender: str, message: ReadState, chunk: StoredChunk, optimizer: str | None) -> Send:
+    """Answer a ReadState. The optimizer's arrays are copied: they change in place."""
+    arrays: dict[str, Array] = {"value": chunk.value}
+    if chunk.master.dtype != chunk.value.dtype:
+        arrays["master"] = chunk.master
+    arrays |= {PREFIX + name: array.copy() for name, array in (chunk.state or {}).items()}
+    state = State(
+        sequence=message.sequence, key=message.key, chunk=message.chunk, step=chunk.step, names=list(arrays),
+        dtypes=[array.dtype.name for array in arrays.values()], optimizer=optimizer,
+    )  # fmt: skip
+    return Send(sender, state, [as_bytes_view(array) for array in arrays.values()])
+
+
+def write_state(
+    message: WriteState, frames: Sequence[Frame], stored: StoredKey, chunk: StoredChunk, optimizer: Optimizer[Any] | None
+) -> None:
+    """Set what the message names; what it does not name stays.
+
+    Raises:
+        CheckpointError: names, sizes or dtypes do not fit the key or the optimizer; nothing is changed.
+    """
+    arrays = _arrays(message, frames)
+    value = arrays.pop("value", None)
+    master = arrays.pop("master", None)
+    state = {name.removeprefix(PREFIX): array for name, array in arrays.items() if name.startswith(PREFIX)}
+    if len(state) != len(arrays):
+        raise CheckpointError(f"key {message.key!r}: unknown parts {sorted(arrays)}", key=message.key)
+    _check("value", value, chunk.value, message)
+    _check("master", master, chunk.master, message)
+    fresh = _fresh_state(stored, chunk, optimizer, message) if state else {}
+    for name, array in state.items():
+        if name not in fresh:
+            raise CheckpointError(f"key {message.key!r}: the optimizer has no state {name!r}", key=message.key)
+        _check(name, array, fresh[name], message)
+    if value is not None:
+        chunk.value = value
+        chunk.master = master if master is not None else value.astype(accumulator(value.dtype), copy=False)
+    for name, array in state.items():
+        fresh[name][...] = array
+    if state:
+        chunk.state = fresh
+    chunk.step = message.step
+
+
+def _arrays(message: WriteState, frames: Sequence[Frame]) -> dict[str, Array]:
+    if not len(message.names) == len(message.dtypes) == len(frames):
+        raise CheckpointError(f"key {message.key!r}: {len(message.names)} parts, {len(frames)} frames", key=message.key)
+    named = zip(message.names, message.dtypes, frames, strict=True)
+    return {name: from_bytes(frame, named_dtype(dtype, message.key)).copy() for name, dtype, frame in named}
+
+
+def _check(name: str, given: Array | None, own: Array, message: WriteState) -> None:
+    if given is not None and (given.dtype != own.dtype or given.size != own.size):
+        raise CheckpointError(
+            f"key {message.key!r}, chunk {message.chunk}: {name} has {given.size} elements of {given.dtype}, "
+            f"here it has {own.size} of {own.dtype}", key=message.key,
+        )  # fmt: skip
+
+
+def _fresh_state(
+    stored: StoredKey, chunk: StoredChunk, optimizer: Optimizer[Any] | None, message: WriteState
+) -> dict[str, Array]:
+    """Arrays to write into: parts of the whole key's where the optimizer needs it whole."""
+    if optimizer is None:
+        raise CheckpointError(f"key {message.key!r}: optimizer state, but no optimizer is set", key=message.key)
+    if not stored.whole:
+        return optimizer.create_state(chunk.master.size, chunk.master.dtype)
+    if stored.state is None:
+        stored.state = optimizer.create_state(stored.elements, chunk.master.dtype)
+    part = slice(chunk.start, chunk.start + chunk.master.size)
+    return {name: array[part] for name, array in stored.state.items()}

@@ -1,0 +1,59 @@
+"""Which optimizer is installed: rank 0's n-th call installs, the other ranks' n-th calls are compared with it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kvstore.errors import ConfigError, MismatchError
+from kvstore.messages import Key
+from kvstore.optimizer import create_optimizer, spec_from_json, spec_to_json, with_learning_rate
+from kvstore.server.stored import StoredKey
+from kvstore.server.updates import Updates
+
+
+class OptimizerTurns:
+    """`current`: the installed specification as JSON, with the learning rate in force."""
+
+    def __init__(self, updates: Updates) -> None:
+        self._updates = updates
+        self._turns: list[str] = []
+        self.current: str | None = None
+
+    def offer(self, rank: int, turn: int, spec: str, keys: Mapping[Key, StoredKey]) -> bool:
+        """Install rank 0's optimizer, or compare; False: rank 0 has not called for this turn yet.
+
+        Raises:
+            MismatchError: this rank's differs from rank 0's. UnknownNameError, ParameterError: see `create_optimizer`.
+            ConfigError: it needs whole arrays, and a key is already spread over several chunks.
+        """
+        if turn <= len(self._turns):
+            theirs = self._turns[turn - 1]
+            if spec != theirs:
+                raise MismatchError(f"set_optimizer: rank {rank} gave {spec}, rank 0 gave {theirs}", rank=rank)
+            return True
+        if rank != 0:
+            return False
+        optimizer = create_optimizer(spec_from_json(spec))
+        spread = [key for key, stored in keys.items() if not stored.whole and stored.spread]
+        if optimizer.whole and spread:
+            raise ConfigError(
+                f"optimizer {spec_from_json(spec).name!r} needs each array whole, but key {spread[0]!r} is already "
+                f"spread over servers in chunks: call set_optimizer before init",
+                key=spread[0],
+            )
+        self._updates.install(optimizer, keys.values())
+        self._turns.append(spec)
+        self.current = spec
+        return True
+
+    def set_learning_rate(self, learning_rate: float | None, multipliers: Mapping[str, float] | None) -> None:
+        """Change the rate in force; the optimizer's state stays.
+
+        Raises:
+            ConfigError: no optimizer is set. ParameterError: a number is out of range.
+        """
+        if self.current is None:
+            raise ConfigError("set_learning_rate: no optimizer is set on the servers; call set_optimizer first")
+        spec = with_learning_rate(spec_from_json(self.current), learning_rate, multipliers)
+        self._updates.optimizer = create_optimizer(spec)
+        self.current = spec_to_json(spec)

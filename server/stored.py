@@ -1,0 +1,88 @@
+"""What a server keeps of its keys: values, optimizer state, open rounds. Pure data, and what can be asked of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from kvstore.errors import KVStoreError
+from kvstore.messages import Frame, Key
+from kvstore.server.aggregate import Aggregate, Array, Encoded
+
+
+@dataclass
+class OpenRound:
+    """A round that lacks pushes. `refused`: ranks that refused to push, and why."""
+
+    aggregate: Aggregate
+    refused: dict[int, KVStoreError] = field(default_factory=dict)
+
+
+@dataclass(eq=False)
+class StoredChunk:
+    """One chunk of a key.
+
+    `master` (flat, accumulator dtype) is what optimizers see, `value` (flat, the key's dtype) what is pulled; they are
+    one array unless the key is half precision. Both may be on their way to workers: they are replaced, never written.
+    """
+
+    key: Key
+    index: int
+    start: int
+    master: Array
+    value: Array
+    epoch: int = 0
+    round: int = 0
+    step: int = 0
+    state: dict[str, Array] | None = None
+    pushed: dict[int, int] = field(default_factory=dict)
+    open: dict[int, OpenRound] = field(default_factory=dict)
+    early: dict[tuple[int, int], Encoded] = field(default_factory=dict)
+    failures: dict[tuple[int, int], KVStoreError] = field(default_factory=dict)
+
+    def publish(self, master: Array) -> None:
+        """Replace the value."""
+        self.master = master
+        self.value = master if master.dtype == self.value.dtype else master.astype(self.value.dtype)
+
+    def open_round(self, number: int) -> OpenRound:
+        """The round, opened if need be."""
+        return self.open.setdefault(number, OpenRound(Aggregate(self.value.dtype)))
+
+    def frame(self) -> Frame:
+        """The value's bytes as they travel."""
+        return self.value.view(np.uint8).data
+
+
+@dataclass(eq=False)
+class StoredKey:
+    """A key and the chunks of it that lie here.
+
+    `whole`: all chunks lie here and are updated together; `state` then holds the optimizer's arrays of the whole key,
+    `sums` the gradients that wait for the other chunks, by (round, pushing rank or -1).
+    """
+
+    key: Key
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    elements: int
+    sync: bool
+    average: bool
+    whole: bool
+    state: dict[str, Array] | None = None
+    chunks: dict[int, StoredChunk] = field(default_factory=dict)
+    sums: dict[tuple[int, int], dict[int, Array]] = field(default_factory=dict)
+    raw_bytes: int = 0
+    received_bytes: int = 0
+
+    @property
+    def spread(self) -> bool:
+        """Has it more than one chunk, here or elsewhere?"""
+        return any(chunk.value.size < self.elements for chunk in self.chunks.values())
+
+    def count_push(self, elements: int, received: int) -> None:
+        """Count a push: what it would take raw, and what arrived."""
+        self.raw_bytes += elements * self.dtype.itemsize
+        self.received_bytes += received
