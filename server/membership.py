@@ -216,7 +216,7 @@ class Membership:
             reason = f"it was silent for {gone.age:.1f} s and could not be reached (limit {self.config.dead_after:g} s)"
         else:
             reason = f"its launcher saw it end with exit code {gone.exit_code}"
-        text = f"you were removed from the job: {process.describe()} was declared dead because {reason}"
+        text = f"you were removed from the job: {gone.role} {gone.rank} was declared dead because {reason}"
         return PeerLostError(text, role=str(gone.role), rank=gone.rank, age=gone.age)
 
     # --- together --------------------------------------------------------------------------------------------------
