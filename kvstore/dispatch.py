@@ -5,44 +5,58 @@ Shared by the real loop and the simulator, so that both answer bad messages alik
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import msgpack
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 from kvstore.errors import KVStoreError, ProtocolError, to_wire
 from kvstore.machine import Action, Machine, Send
 from kvstore.messages import Failed, Failure, Frame
 from kvstore.wire import Wire
 
+TEXT_LIMIT = 4000
+"""Characters of an error's text that travel: it may quote what was refused."""
 
-def dispatch(machine: Machine, wire: Wire, sender: str, frames: Sequence[Frame], now: float) -> list[Action]:
+Report: TypeAlias = Callable[[str, Exception], object]
+"""Called as report(message's type, error), before a refusal is answered; the type is '' if it could not be read."""
+
+
+def dispatch(
+    machine: Machine,
+    wire: Wire,
+    sender: str,
+    frames: Sequence[Frame],
+    now: float,
+    *,
+    chosen: bool = False,
+    report: Report | None = None,
+) -> list[Action]:
     """Give one arrived message to `machine`; return what it wants done, or the answer to a message it refused.
 
-    A message that cannot be read, and a request that raises KVStoreError, become `Failed` to the sender. A `Failed`
-    is never answered: two processes that cannot read each other would answer each other for ever. Other exceptions
-    are faults of the machine itself and pass through.
+    A message that cannot be read is answered, unless its sender is one we connected to (`chosen`): two processes
+    that cannot read each other would answer each other's answers for ever. For the same reason a `Failed` is never
+    answered.
 
     Args:
         now: seconds, monotonic.
+        report: told of every refusal. With it, faults of the machine itself (exceptions that are not KVStoreErrors)
+            are reported and answered too; without it they pass through.
     """
     try:
         message, payload = wire.decode(frames)
     except ProtocolError as error:
-        return [] if _is_failed(frames) else [_answer(sender, error, None)]
+        if report is not None:
+            report("", error)
+        return [] if chosen else [_answer(sender, error, None)]
     try:
         return list(machine.receive(sender, message, payload, now))
-    except KVStoreError as error:
+    except Exception as error:
+        if report is not None:
+            report(type(message).__name__, error)
+        elif not isinstance(error, KVStoreError):
+            raise
         return [] if isinstance(message, Failed) else [_answer(sender, error, getattr(message, "sequence", None))]
 
 
-def _answer(sender: str, error: KVStoreError, sequence: int | None) -> Send:
-    return Send(sender, Failed(failure=Failure(*to_wire(error)), sequence=sequence))
-
-
-def _is_failed(frames: Sequence[Frame]) -> bool:
-    """Is this unreadable message a `Failed`, as far as can be told? Another version's header still says so."""
-    try:
-        envelope = msgpack.unpackb(frames[0], max_array_len=64, max_map_len=64, max_ext_len=0, max_bin_len=0)
-        return envelope["body"]["type"] == "failed"  # type: ignore[no-any-return]
-    except Exception:  # not msgpack, or not a map of maps: msgpack raises ValueError, its own classes and others
-        return False
+def _answer(sender: str, error: Exception, sequence: int | None) -> Send:
+    name, text, facts = to_wire(error)
+    return Send(sender, Failed(failure=Failure(name, text[:TEXT_LIMIT], facts), sequence=sequence))

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-import msgpack
 import pytest
 
 from kvstore.dispatch import dispatch
-from kvstore.errors import ArrayError
+from kvstore.errors import ArrayError, ProtocolError
 from kvstore.machine import Action, Send
 from kvstore.messages import Ack, Beat, Failed, Failure, Frame, Leave, Message
 from kvstore.wire import Wire
@@ -72,11 +71,39 @@ def test_a_failed_that_is_refused_is_not_answered() -> None:
     assert dispatch(Grumbler(), Wire(), "server-0", Wire().encode(failed), 0.0) == []
 
 
-def test_a_failed_of_another_version_is_not_answered() -> None:
-    header = msgpack.packb({"v": 99, "job": "", "body": {"type": "failed", "why": [1, 2]}})
-    assert dispatch(Grumbler(), Wire(), "server-0", [header], 0.0) == []
+def test_an_unreadable_message_of_one_we_connected_to_is_not_answered() -> None:
+    told: list[tuple[str, Exception]] = []
+    frames = Wire("old").encode(Leave(sequence=7))
+    actions = dispatch(
+        Grumbler(), Wire("new"), "server-0", frames, 0.0, chosen=True, report=lambda *both: told.append(both)
+    )
+    assert actions == []
+    ((what, error),) = told
+    assert what == ""
+    assert isinstance(error, ProtocolError)
 
 
-def test_a_fault_of_the_machine_passes_through() -> None:
+def test_a_long_error_travels_shortened() -> None:
+    (action,) = dispatch(Grumbler(ArrayError("x" * 10**6)), Wire(), "worker", Wire().encode(Beat()), 0.0)
+    assert isinstance(action, Send)
+    assert isinstance(action.message, Failed)
+    assert action.message.failure.text == "x" * 4000
+
+
+def test_a_fault_of_the_machine_passes_through_unless_it_is_reported() -> None:
+    machine = Grumbler(ZeroDivisionError("bug"))
     with pytest.raises(ZeroDivisionError):
-        dispatch(Grumbler(ZeroDivisionError("bug")), Wire(), "worker", Wire().encode(Beat()), 0.0)
+        dispatch(machine, Wire(), "worker", Wire().encode(Leave(sequence=7)), 0.0)
+    told: list[tuple[str, Exception]] = []
+    actions = dispatch(
+        machine, Wire(), "worker", Wire().encode(Leave(sequence=7)), 0.0, report=lambda *both: told.append(both)
+    )
+    assert told == [("Leave", machine.error)]
+    assert actions == [Send("worker", Failed(failure=Failure("ServerError", "ZeroDivisionError: bug"), sequence=7))]
+
+
+def test_a_refused_request_is_reported() -> None:
+    machine = Grumbler()
+    told: list[tuple[str, Exception]] = []
+    dispatch(machine, Wire(), "worker", Wire().encode(Beat()), 0.0, report=lambda *both: told.append(both))
+    assert told == [("Beat", machine.error)]
