@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from kvstore.errors import KVStoreError, ProtocolError, to_wire
+from kvstore.dispatch import TEXT_LIMIT, dispatch
+from kvstore.errors import KVStoreError
 from kvstore.machine import Action, Adopt, Connect, Machine, Send
-from kvstore.messages import Failed, Failure, Frame, Message
+from kvstore.messages import Frame
 from kvstore.transport import Transport
 from kvstore.wire import Wire
 
 _log = logging.getLogger(__name__)
-_TEXT_LIMIT = 4000  # characters of an error's text that travel; what was refused may be quoted in it
 
 
 class Stop(Protocol):
@@ -86,23 +86,17 @@ class Loop:
                 self.wire = replace(self.wire, job=action.job)
 
     def _handle(self, sender: str, frames: Sequence[Frame]) -> None:
-        try:
-            message, payload = self.wire.decode(frames)
-        except ProtocolError as error:
-            self._refusals.log("refused a message from %s: %s", sender, error.text[:_TEXT_LIMIT])
-            if sender not in self._connected:  # a peer we chose would answer our answer
-                self._answer(sender, error, None)
-            return
-        try:
-            actions = list(self.machine.receive(sender, message, payload, self._clock()))
-        except KVStoreError as error:
-            _log.debug("refused %s from %s: %s", type(message).__name__, sender, error)
-            self._answer_request(sender, message, error)
-        except Exception as error:
-            self._report_bug("handling %s from %s failed", type(message).__name__, sender)
-            self._answer_request(sender, message, error)
-        else:
-            self._perform_safely(actions)
+        def report(what: str, error: Exception) -> None:
+            if not what:
+                self._refusals.log("refused a message from %s: %s", sender, str(error)[:TEXT_LIMIT])
+            elif isinstance(error, KVStoreError):
+                _log.debug("refused %s from %s: %s", what, sender, error)
+            else:
+                self._report_bug("handling %s from %s failed", what, sender)
+
+        now, chosen = self._clock(), sender in self._connected
+        actions = dispatch(self.machine, self.wire, sender, frames, now, chosen=chosen, report=report)
+        self._perform_safely(actions)
 
     def _tick(self, now: float) -> None:
         try:
@@ -121,19 +115,6 @@ class Loop:
             raise
         except Exception:
             self._report_bug("carrying out actions failed")
-
-    def _answer_request(self, sender: str, message: Message, error: Exception) -> None:
-        if not isinstance(message, Failed):  # or two processes would refuse each other's refusals for ever
-            sequence = getattr(message, "sequence", None)
-            self._answer(sender, error, sequence)
-
-    def _answer(self, sender: str, error: Exception, sequence: int | None) -> None:
-        name, text, facts = to_wire(error)
-        failed = Failed(failure=Failure(name, text[:_TEXT_LIMIT], facts), sequence=sequence)
-        try:
-            self.transport.send(sender, self.wire.encode(failed))
-        except Exception:
-            self._report_bug("could not answer %s", sender)
 
     def _report_bug(self, text: str, *arguments: object) -> None:
         self._bugs.log(text, *arguments, level=logging.ERROR, traceback=True)
