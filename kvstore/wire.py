@@ -21,11 +21,14 @@ from kvstore.errors import ProtocolError
 from kvstore.messages import PROTOCOL_VERSION, WITHOUT_JOB, Frame, Message
 
 
-class _Envelope(msgspec.Struct):
+class _Envelope(msgspec.Struct, omit_defaults=True):
     v: int
     job: str
     body: Message
     crc: list[int] | None = None
+
+
+_ENCODER = msgspec.msgpack.Encoder()
 
 
 @dataclass(frozen=True)
@@ -49,10 +52,8 @@ class Wire:
 
     def encode(self, message: Message, frames: Sequence[Frame] = ()) -> list[Frame]:
         """Return [header, *frames]; the frames are not copied."""
-        envelope: dict[str, Any] = {"v": PROTOCOL_VERSION, "job": self.job, "body": msgspec.to_builtins(message)}
-        if self.checksum and frames:
-            envelope["crc"] = [zlib.crc32(frame) for frame in frames]
-        header: bytes = msgpack.packb(envelope)
+        crc = [zlib.crc32(frame) for frame in frames] if self.checksum and frames else None
+        header = _ENCODER.encode(_Envelope(PROTOCOL_VERSION, self.job, message, crc))
         return [header, *frames]
 
     def decode(self, frames: Sequence[Frame]) -> tuple[Message, Sequence[Frame]]:
