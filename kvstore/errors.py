@@ -164,8 +164,14 @@ def to_wire(error: BaseException) -> tuple[str, str, dict[str, Fact]]:
 
 def from_wire(name: str, text: str, facts: Mapping[str, Fact]) -> KVStoreError:
     """Rebuild an error; a class name outside this file becomes ServerError."""
-    own = {fact: value for fact, value in facts.items() if fact.isidentifier() and fact not in ("text", "facts")}
+    own = {fact: value for fact, value in facts.items() if _may_be_fact(fact)}
     return _BY_NAME.get(name, ServerError)(text, **own)
+
+
+def _may_be_fact(name: str) -> bool:
+    """A hostile peer must not replace what an exception is made of: `args`, `with_traceback`, `__class__`, ..."""
+    taken = name in ("self", "text", "facts") or name.startswith("_") or hasattr(OSError, name)
+    return name.isidentifier() and not taken
 
 
 def _rebuild(name: str, text: str, facts: dict[str, Fact]) -> KVStoreError:

@@ -24,6 +24,8 @@ Key: TypeAlias = int | str
 Number: TypeAlias = int | float
 Fact: TypeAlias = str | int | float | None
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=-1e9)]
+"""A duration; the bound refuses NaN, with which a deadline would never pass."""
 Frame: TypeAlias = bytes | bytearray | memoryview
 Rank: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**20)]
 Shape: TypeAlias = Annotated[tuple[Count, ...], msgspec.Meta(max_length=32)]
@@ -127,7 +129,7 @@ class Barrier(_Message, frozen=True, kw_only=True, tag="barrier"):
     sequence: Count
     rank: Rank
     turn: Count
-    timeout: float
+    timeout: Seconds
 
 
 class Agree(_Message, frozen=True, kw_only=True, tag="agree"):
@@ -138,7 +140,7 @@ class Agree(_Message, frozen=True, kw_only=True, tag="agree"):
     topic: str
     turn: Count
     value: str
-    timeout: float
+    timeout: Seconds
 
 
 # --- data: worker <-> server --------------------------------------------------------------------------------------
@@ -172,8 +174,9 @@ class AssignEntry(_Entry, frozen=True):
     dtype: str
     epoch: Count
     round: Count
-    whole: bool = False
+    sync: bool
     average: bool = False
+    whole: bool = False
 
 
 class DeclareEntry(_Entry, frozen=True):
@@ -183,6 +186,7 @@ class DeclareEntry(_Entry, frozen=True):
     shape: Shape
     dtype: str
     epoch: Count
+    sync: bool
     average: bool = False
 
 
@@ -203,7 +207,7 @@ class Pull(_Message, frozen=True, kw_only=True, tag="pull"):
     sequence: Count
     rank: Rank
     entries: list[ChunkEntry]
-    timeout: float
+    timeout: Seconds
 
 
 class Values(_Message, frozen=True, kw_only=True, tag="values"):
@@ -218,7 +222,7 @@ class Assign(_Message, frozen=True, kw_only=True, tag="assign"):
     sequence: Count
     rank: Rank
     entries: list[AssignEntry]
-    timeout: float
+    timeout: Seconds
 
 
 class Declare(_Message, frozen=True, kw_only=True, tag="declare"):
@@ -227,7 +231,7 @@ class Declare(_Message, frozen=True, kw_only=True, tag="declare"):
     sequence: Count
     rank: Rank
     entries: list[DeclareEntry]
-    timeout: float
+    timeout: Seconds
 
 
 class Declared(_Message, frozen=True, kw_only=True, tag="declared"):
@@ -253,7 +257,7 @@ class SetOptimizer(_Message, frozen=True, kw_only=True, tag="set_optimizer"):
     rank: Rank
     turn: Count
     spec: str
-    timeout: float
+    timeout: Seconds
 
 
 class SetLearningRate(_Message, frozen=True, kw_only=True, tag="set_learning_rate"):
