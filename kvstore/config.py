@@ -13,7 +13,7 @@ from kvstore.errors import ConfigError, ParameterError, nearest_first
 from kvstore.messages import Role
 from kvstore.wire import Limits
 
-Positive: TypeAlias = Annotated[float, msgspec.Meta(gt=0)]
+Positive: TypeAlias = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
 LAUNCH_HINT = "kvstore-server launch -n WORKERS -s SERVERS -- python train.py"
 
 
@@ -49,6 +49,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     chunk_elements: Annotated[int, msgspec.Meta(ge=64, le=1 << 26, multiple_of=64)] = 262_144
     message_bytes: Annotated[int, msgspec.Meta(ge=1024)] = 1 << 20
     credit_bytes: Annotated[int, msgspec.Meta(ge=1024)] = 8 << 20
+    queue_bytes: Annotated[int, msgspec.Meta(ge=1024)] = 256 << 20
     checksum: bool = False
     log: str = "warning"
 
@@ -80,6 +81,7 @@ ENVIRONMENT: Mapping[str, str] = {
     "chunk_elements": "KVSTORE_CHUNK_ELEMENTS",
     "message_bytes": "KVSTORE_MESSAGE_BYTES",
     "credit_bytes": "KVSTORE_CREDIT_BYTES",
+    "queue_bytes": "KVSTORE_QUEUE_BYTES",
     "checksum": "KVSTORE_CHECKSUM",
     "log": "KVSTORE_LOG",
 }
@@ -133,8 +135,9 @@ def _validated(config: Config) -> Config:
     for name in ("num_workers", "num_servers"):
         if getattr(config, name) == 0 and config.root_uri:
             raise ParameterError(
-                f"{ENVIRONMENT[name]} (setting {name!r}) must be at least 1", parameter=name, given="0", allowed=">= 1"
-            )
+                f"{ENVIRONMENT[name]} (setting {name!r}) is 0, but must be at least 1",
+                parameter=name, given="0", allowed=">= 1",
+            )  # fmt: skip
     for name, limit in (("worker_id", config.num_workers), ("server_id", config.num_servers)):
         chosen = getattr(config, name)
         if chosen is not None and limit and chosen >= limit:
