@@ -65,13 +65,15 @@ class Prepared:
     """A gradient that was found fit to be encoded, and how; made by `KeyEncoder.prepare`.
 
     flat: 1-d contiguous, the key's dtype; the caller's own memory where that was contiguous.
-    codec: None where the whole key travels raw. nonfinite: elements that are not finite (only with propagate).
+    codec: None where the whole key travels raw. fused: the codec, where it updates the residual itself.
+    nonfinite: elements that are not finite (only with propagate).
     bound: no |gradient + residual| is larger.
     """
 
     encoder: KeyEncoder
     flat: Array
     codec: Codec | None
+    fused: FusedFeedback | None
     feedback: bool
     round: int
     nonfinite: int
@@ -117,7 +119,7 @@ class KeyEncoder:
         raw = params.type == CompressionType.NONE or round <= params.warmup_rounds or self.n == 0
         codec = None if raw else self._codec_of(params)
         if codec is None:
-            return Prepared(self, flat, None, False, round, 0, math.inf)
+            return Prepared(self, flat, None, None, False, round, 0, 0.0)
         feedback = feedback_enabled(codec)
         bound, count = self._largest(flat)
         if count and params.on_nonfinite is OnNonFinite.REFUSE:
@@ -126,7 +128,8 @@ class KeyEncoder:
                 f"as float32; nothing was sent. Push finite values, or set on_nonfinite='propagate'"
             )
             raise NonFiniteError(text, key=self.key, rank=self.rank, count=count)
-        return Prepared(self, flat, codec, feedback, round, count, bound)
+        fused = codec if feedback and isinstance(codec, FusedFeedback) else None
+        return Prepared(self, flat, codec, fused, feedback, round, count, bound)
 
     def encode(self, prepared: Prepared, *, copy: bool = True) -> Iterator[EncodedChunk]:
         """Encode chunk after chunk, in order.
@@ -154,7 +157,7 @@ class KeyEncoder:
             )
             name, payload = self._encode_chunk(prepared, ctx, copy)
             yield EncodedChunk(index, start, n, name, payload, n * self.dtype.itemsize)
-        if isinstance(codec, FusedFeedback):
+        if prepared.fused is not None:
             self.residual.bound = prepared.bound
 
     def reset(self) -> None:
@@ -211,17 +214,15 @@ class KeyEncoder:
         """A bound on |gradient + residual|, and how many of its elements are not finite as float32."""
         kernels = kernels_for(flat)
         bound = self.residual.bound
-        spans = [(start, min(start + self.chunk_elements, self.n)) for start in self.chunk_starts]
-        if self.dtype == np.float32:
-            largest = kernels.max_abs(flat)
-        else:
-            largest = max((kernels.max_abs(_float32(flat[a:b])) for a, b in spans), key=_nan_last)
+        step = self.n if self.dtype == np.float32 else self.chunk_elements  # others are converted piece by piece
+        pieces = (kernels.max_abs(_float32(flat[start : start + step])) for start in range(0, self.n, step))
+        largest = max(pieces, key=_nan_last)
         if largest + bound <= _FLOAT32_MAX:
             return largest + bound, 0
         # rare: count exactly, of the sum
         exact, count = 0.0, 0
-        for start, stop in spans:
-            p = self._with_residual(flat, start, stop)
+        for start in self.chunk_starts:
+            p = self._with_residual(flat, start, min(start + self.chunk_elements, self.n))
             finite = np.isfinite(p)
             count += int(p.size - finite.sum())
             exact = max(exact, float(np.abs(np.where(finite, p, 0)).max(initial=0)))
@@ -241,9 +242,9 @@ class KeyEncoder:
         if codec is None or self._chunk_is_raw(codec, prepared, start, stop):
             return self._raw(prepared, ctx, copy)
         x = _float32(prepared.flat[start:stop])
-        if prepared.feedback and isinstance(codec, FusedFeedback):
+        if prepared.fused is not None:
             residual = self.residual.writable(start, stop, x)
-            payload, state = codec.encode_feedback(x, residual, self._states.get(start), ctx)
+            payload, state = prepared.fused.encode_feedback(x, residual, self._states.get(start), ctx)
         else:
             p = self._with_residual(prepared.flat, start, stop)
             payload, state = codec.encode(p, self._states.get(start), ctx)
@@ -261,9 +262,8 @@ class KeyEncoder:
 
     def _chunk_is_raw(self, codec: Codec, prepared: Prepared, start: int, stop: int) -> bool:
         n = stop - start
-        fixed = isinstance(codec, FusedFeedback)  # its size is known beforehand: no smaller, no use
-        if fixed and codec.max_bytes(n, self.dtype) >= n * self.dtype.itemsize:
-            return True
+        if prepared.fused is not None and codec.max_bytes(n, self.dtype) >= n * self.dtype.itemsize:
+            return True  # its size is known beforehand
         if not prepared.nonfinite:
             return False
         p = self._with_residual(prepared.flat, start, stop)
@@ -283,8 +283,10 @@ class KeyEncoder:
 
 
 def _float32(x: Array) -> Array:
+    if x.dtype == np.float32:
+        return x
     with np.errstate(over="ignore"):
-        return x.astype(np.float32, copy=False)
+        return x.astype(np.float32)
 
 
 def _saturated(x: Array, dtype: np.dtype[Any]) -> Array:

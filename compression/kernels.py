@@ -47,6 +47,12 @@ def kernels_for(array: Array) -> Kernels:
     """The kernels that work where `array` lies."""
     if type(array).__module__.partition(".")[0] == "cupy":
         return _load("kernels_cupy")
+    return chosen_kernels()
+
+
+@cache
+def chosen_kernels() -> Kernels:
+    """The kernels of the CPU that `KVSTORE_KERNELS` asks for; the setting is read once."""
     return cpu_kernels(os.environ.get(SETTING, "auto"))
 
 
@@ -73,7 +79,7 @@ def cpu_kernels(choice: str) -> Kernels:
 def warm_up() -> Kernels:
     """Compile the CPU kernels before they are needed; says so in the log when it takes over a second."""
     start = time.perf_counter()
-    kernels = cpu_kernels(os.environ.get(SETTING, "auto"))
+    kernels = chosen_kernels()
     kernels.warm_up()
     seconds = time.perf_counter() - start
     if seconds > 1:

@@ -41,8 +41,9 @@ _ir: Any = importlib.import_module("llvmlite.ir")
 carray, float32, uint8, uint32 = _numba.carray, _numba.float32, _numba.uint8, _numba.uint32
 types, intrinsic = _numba.types, importlib.import_module("numba.extending").intrinsic
 
-_BLOCK = 1024  # elements; the scratch of codes takes as many bytes
-_AHEAD = 2048  # bytes: how far in front of the loop memory is asked for
+_FLOAT, _BYTE = np.dtype(np.float32), np.dtype(np.uint8)
+_BLOCK = 512  # elements; the scratch of codes takes as many bytes
+_AHEAD = 1024  # bytes in front of the loop at which memory is asked for; measured, as is the block
 
 
 def _jit(function: Callable[..., Any]) -> Any:
@@ -111,6 +112,9 @@ def _quantise2(gradient, residual, n, threshold, out):  # type: ignore[no-untype
         out_block = packed[base // 4 : base // 4 + (m + 15) // 16 * 4]
         if m < _BLOCK:
             codes[:] = 0
+        for line in range(4 * base + _AHEAD, 4 * (base + m) + _AHEAD, 64):
+            _prefetch(gradient + line)
+            _prefetch(residual + line)
         for i in range(m):
             v = r_block[i] + g_block[i]
             up, down = v >= t, v <= -t
@@ -147,8 +151,8 @@ def _decode2(data, n, threshold, out):  # type: ignore[no-untyped-def]
     for base in range(0, n, _BLOCK):
         m = min(_BLOCK, n - base)
         block, target = packed[base // 4 : base // 4 + (m + 3) // 4], values[base : base + m]
-        for line in range(0, 4 * m, 64):
-            _prefetch(out + 4 * base + _AHEAD + line)
+        for line in range(4 * base + _AHEAD, 4 * (base + m) + _AHEAD, 64):
+            _prefetch(out + line)
         for j in range(len(block)):
             words[j] = _spread(block[j])
         for i in range(m):
@@ -165,10 +169,12 @@ def _decode2_add_many(data, n, threshold, out):  # type: ignore[no-untyped-def]
     for base in range(0, n, _BLOCK):
         m = min(_BLOCK, n - base)
         target = values[base : base + m]
-        for line in range(0, 4 * m, 64):
-            _prefetch(out + 4 * base + _AHEAD + line)
-        words[:] = 0
-        for q in range(k):
+        for line in range(4 * base + _AHEAD, 4 * (base + m) + _AHEAD, 64):
+            _prefetch(out + line)
+        block = carray(_bytes_at(data[0] + base // 4), (m + 3) // 4)
+        for j in range(len(block)):
+            words[j] = _spread(block[j])
+        for q in range(1, k):
             block = carray(_bytes_at(data[q] + base // 4), (m + 3) // 4)
             for j in range(len(block)):
                 words[j] = uint32(words[j] + _spread(block[j]))
@@ -178,7 +184,7 @@ def _decode2_add_many(data, n, threshold, out):  # type: ignore[no-untyped-def]
 
 def max_abs(x: Floats) -> float:
     """See `kernels_numpy.max_abs`."""
-    x = _readable(x, np.float32)
+    x = _readable(x, _FLOAT)
     bits = _max_bits(_address(x), x.size)
     value: float = struct.unpack("<f", struct.pack("<I", int(bits)))[0]
     return value
@@ -187,15 +193,15 @@ def max_abs(x: Floats) -> float:
 def quantise2(gradient: Floats, residual: Floats, threshold: float, out: Bytes) -> None:
     """See `kernels_numpy.quantise2`."""
     n = gradient.size
-    gradient = _readable(gradient, np.float32)
-    _writable(residual, np.float32, n)
-    _writable(out, np.uint8, packed_size(n))
+    gradient = _readable(gradient, _FLOAT)
+    _writable(residual, _FLOAT, n)
+    _writable(out, _BYTE, packed_size(n))
     _quantise2(_address(gradient), _address(residual), n, float(threshold), _address(out))
 
 
 def decode2(data: Bytes, threshold: float, out: Floats) -> None:
     """See `kernels_numpy.decode2`."""
-    _writable(out, np.float32, out.size)
+    _writable(out, _FLOAT, out.size)
     data = _packed(data, out.size)
     _decode2(_address(data), out.size, float(threshold), _address(out))
 
@@ -207,9 +213,9 @@ def decode2_add(data: Bytes, threshold: float, out: Floats) -> None:
 
 def decode2_add_many(data: Sequence[Bytes], threshold: float, out: Floats) -> None:
     """See `kernels_numpy.decode2_add_many`."""
-    if len(data) > MOST_SUMMED:
-        raise ArrayError(f"{len(data)} payloads in one sum: at most {MOST_SUMMED}, add them in groups")
-    _writable(out, np.float32, out.size)
+    if not 1 <= len(data) <= MOST_SUMMED:
+        raise ArrayError(f"{len(data)} payloads in one sum: 1 to {MOST_SUMMED} are counted at once")
+    _writable(out, _FLOAT, out.size)
     packed = [_packed(one, out.size) for one in data]  # kept alive while their addresses are in use
     addresses = np.array([_address(one) for one in packed], np.int64)
     _decode2_add_many(addresses, out.size, float(threshold), _address(out))
@@ -229,24 +235,24 @@ def _address(array: NDArray[Any]) -> int:
     return address
 
 
-def _readable(array: NDArray[Any], dtype: type) -> NDArray[Any]:
+def _readable(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
     """`array`, or an aligned contiguous copy."""
     if array.dtype != dtype or array.ndim != 1:
-        raise ArrayError(f"a kernel reads 1-d {np.dtype(dtype)}, got {array.ndim}-d {array.dtype}")
-    return np.require(array, requirements=("C", "A"))
+        raise ArrayError(f"a kernel reads 1-d {dtype}, got {array.ndim}-d {array.dtype}")
+    flags = array.flags
+    return array if flags.c_contiguous and flags.aligned else array.copy()
 
 
 def _packed(data: Bytes, n: int) -> Bytes:
-    data = _readable(data, np.uint8)
+    data = _readable(data, _BYTE)
     if data.size != packed_size(n):
         raise ArrayError(f"{data.size} packed bytes for {n} elements: {packed_size(n)} are needed")
     return data
 
 
-def _writable(array: NDArray[Any], dtype: type, size: int) -> None:
-    flags = array.flags
-    if array.dtype != dtype or array.shape != (size,) or not (flags.c_contiguous and flags.aligned and flags.writeable):
+def _writable(array: NDArray[Any], dtype: np.dtype[Any], size: int) -> None:
+    if array.dtype != dtype or array.shape != (size,) or not array.flags.carray:
         raise ArrayError(
-            f"a kernel writes a 1-d contiguous, aligned, writable {np.dtype(dtype)} of {size} elements, "
+            f"a kernel writes a 1-d contiguous, aligned, writable {dtype} of {size} elements, "
             f"got {array.dtype} of shape {array.shape}"
         )

@@ -69,7 +69,7 @@ def decode2_add(data: Bytes, threshold: float, out: Floats) -> None:
 
 
 def decode2_add_many(data: Sequence[Bytes], threshold: float, out: Floats) -> None:
-    """out += t * (the sum of the codes as integers): rounded once, whatever the order. At most 127 payloads."""
+    """out += t * (the sum of the codes as integers): rounded once, whatever the order. 1 to 127 payloads."""
     for span in _spans(out.size):
         count = np.sum([_values(one, span) for one in data], axis=0)
         with np.errstate(over="ignore", invalid="ignore"):

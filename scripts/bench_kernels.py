@@ -1,0 +1,120 @@
+"""Times the compression kernels against np.copyto of the same array, on one thread.
+
+    python scripts/bench_kernels.py --elements 24999936 --rounds 9
+
+Each figure is the median of paired rounds (one copy, one kernel) in the thread's own CPU time, so a busy machine
+disturbs the ratio little. `bar` must hold on any x86 machine with AVX2, `aim` is what the kernel shape allows.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import click
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+
+from kvstore.compression import kernels
+from kvstore.compression.encoder import KeyEncoder
+from kvstore.compression.kernels import Kernels
+from kvstore.compression.kernels_numpy import packed_size
+from kvstore.compression.twobit import TwoBitParams
+
+THRESHOLD = 0.5
+WORKERS = 8
+
+
+class Case(NamedTuple):
+    """One row: what runs, the ratio it must reach, the ratio it aims at."""
+
+    name: str
+    run: Callable[[], object]
+    bar: float
+    aim: float
+
+
+class Figure(NamedTuple):
+    """Median seconds and median ratio to np.copyto."""
+
+    case: Case
+    seconds: float
+    ratio: float
+
+
+def cases(twin: Kernels, gradient: NDArray[np.float32]) -> list[Case]:
+    """The kernels and the whole push side, over arrays as large as `gradient`."""
+    n = gradient.size
+    residual, out = np.zeros(n, np.float32), np.zeros(n, np.float32)
+    packed = [np.zeros(packed_size(n), np.uint8) for _ in range(WORKERS)]
+    for data in packed:
+        twin.quantise2(gradient, residual, THRESHOLD, data)
+    encoder, params = KeyEncoder("w", n, gradient.dtype), TwoBitParams(threshold=THRESHOLD)
+
+    def push_side() -> None:
+        for _ in encoder.encode(encoder.prepare(gradient, params)):
+            pass
+
+    return [
+        Case("finite check", lambda: twin.max_abs(gradient), 0.7, 0.42),
+        Case("quantise + residual", lambda: twin.quantise2(gradient, residual, THRESHOLD, packed[0]), 1.4, 1.0),
+        Case("push side: check + encode, chunked", push_side, 1.8, 1.4),
+        Case("decode", lambda: twin.decode2(packed[0], THRESHOLD, out), 0.7, 0.55),
+        Case("decode-add", lambda: twin.decode2_add(packed[0], THRESHOLD, out), 0.7, 0.55),
+        Case(f"{WORKERS}-way decode-add", lambda: twin.decode2_add_many(packed, THRESHOLD, out), 2.0, 1.4),
+    ]
+
+
+def measure(case: Case, source: NDArray[np.float32], copy: NDArray[np.float32], rounds: int) -> Figure:
+    """Run copy and kernel in turn; the first pair only warms up."""
+    seconds, ratios = [], []
+    for number in range(rounds + 1):
+        start = time.thread_time()
+        np.copyto(copy, source)
+        middle = time.thread_time()
+        case.run()
+        end = time.thread_time()
+        if number:
+            seconds.append(end - middle)
+            ratios.append((end - middle) / (middle - start))
+    return Figure(case, statistics.median(seconds), statistics.median(ratios))
+
+
+def table(figures: list[Figure], title: str) -> Table:
+    """What is printed."""
+    result = Table(title=title)
+    for column, justify in (
+        ("kernel", "left"),
+        ("ms", "right"),
+        ("x copyto", "right"),
+        ("bar", "right"),
+        ("aim", "right"),
+    ):
+        result.add_column(column, justify=justify)  # type: ignore[arg-type]
+    for case, seconds, ratio in figures:
+        style = "green" if ratio <= case.bar else "red"
+        row = (case.name, f"{1e3 * seconds:.2f}", f"[{style}]{ratio:.2f}[/]", f"{case.bar:.2f}", f"{case.aim:.2f}")
+        result.add_row(*row)
+    return result
+
+
+@click.command()
+@click.option("--elements", default=24_999_936, show_default=True, help="float32 elements of the array")
+@click.option("--rounds", default=9, show_default=True, type=click.IntRange(min=7), help="paired rounds per kernel")
+@click.option("--kernels", "choice", default="auto", show_default=True, type=click.Choice(kernels.CHOICES))
+def main(elements: int, rounds: int, choice: str) -> None:
+    """Print one row per kernel."""
+    twin = kernels.cpu_kernels(choice)
+    twin.warm_up()
+    gradient = np.random.default_rng(0).standard_normal(elements, dtype=np.float32)
+    copy: NDArray[Any] = np.zeros_like(gradient)
+    figures = [measure(case, gradient, copy, rounds) for case in cases(twin, gradient)]
+    Console().print(table(figures, f"{elements:,} floats, one thread, {twin.NAME} kernels"))
+
+
+if __name__ == "__main__":
+    main()
