@@ -98,6 +98,12 @@ class Membership:
             self._lingered = True
         return actions + self._tell_joiners(now)
 
+    def abandon(self, reason: str) -> list[Action]:
+        """The scheduler ends before the job is over: everybody is told now, not after `dead_after`."""
+        text = f"the scheduler of the job ended before the job did: {reason}"
+        error = PeerLostError(text, role=str(Role.SCHEDULER), rank=0, age=0.0)
+        return [_failed(process.node, error) for process in self._live()]
+
     def _receive_member(
         self, sender: str, message: Register | Beat | Leave | Barrier | Agree, now: float
     ) -> list[Action]:
