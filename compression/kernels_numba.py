@@ -73,19 +73,26 @@ _bytes_at = _pointer_to(types.uint8)
 _words_at = _pointer_to(types.uint32)
 
 
-@intrinsic  # type: ignore[untyped-decorator, unused-ignore]
-def _prefetch(typing: Any, address: Any) -> Any:
-    """Ask for the cache line at `address`, for writing; an address outside the array does no harm."""
+def _prefetch_for(write: int) -> Any:
+    """Ask for the cache line at an address; an address outside the array does no harm."""
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        pointer = builder.inttoptr(arguments[0], _ir.IntType(8).as_pointer())
-        number = _ir.IntType(32)
-        kind = _ir.FunctionType(_ir.VoidType(), [pointer.type, number, number, number])
-        call = builder.module.declare_intrinsic("llvm.prefetch", [pointer.type], kind)
-        builder.call(call, [pointer, number(1), number(3), number(1)])
-        return context.get_dummy_value()
+    @intrinsic  # type: ignore[untyped-decorator, unused-ignore]
+    def prefetch(typing: Any, address: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            pointer = builder.inttoptr(arguments[0], _ir.IntType(8).as_pointer())
+            number = _ir.IntType(32)
+            kind = _ir.FunctionType(_ir.VoidType(), [pointer.type, number, number, number])
+            call = builder.module.declare_intrinsic("llvm.prefetch", [pointer.type], kind)
+            builder.call(call, [pointer, number(write), number(3), number(1)])
+            return context.get_dummy_value()
 
-    return types.void(types.intp), generate
+        return types.void(types.intp), generate
+
+    return prefetch
+
+
+_prefetch_read = _prefetch_for(0)
+_prefetch_write = _prefetch_for(1)
 
 
 @_jit
@@ -93,8 +100,12 @@ def _max_bits(address, n):  # type: ignore[no-untyped-def]
     # as integers: float comparisons with NaN would keep the loop from being vectorised
     bits = carray(_words_at(address), n)
     largest = uint32(0)
-    for i in range(n):
-        largest = max(largest, uint32(bits[i] & uint32(0x7FFFFFFF)))
+    for base in range(0, n, _BLOCK):
+        block = bits[base : min(base + _BLOCK, n)]
+        for line in range(4 * base + 2 * _AHEAD, 4 * (base + len(block)) + 2 * _AHEAD, 64):
+            _prefetch_read(address + line)
+        for i in range(len(block)):
+            largest = max(largest, uint32(block[i] & uint32(0x7FFFFFFF)))
     return largest
 
 
@@ -113,8 +124,8 @@ def _quantise2(gradient, residual, n, threshold, out):  # type: ignore[no-untype
         if m < _BLOCK:
             codes[:] = 0
         for line in range(4 * base + _AHEAD, 4 * (base + m) + _AHEAD, 64):
-            _prefetch(gradient + line)
-            _prefetch(residual + line)
+            _prefetch_read(gradient + line)
+            _prefetch_write(residual + line)
         for i in range(m):
             v = r_block[i] + g_block[i]
             up, down = v >= t, v <= -t
@@ -152,7 +163,7 @@ def _decode2(data, n, threshold, out):  # type: ignore[no-untyped-def]
         m = min(_BLOCK, n - base)
         block, target = packed[base // 4 : base // 4 + (m + 3) // 4], values[base : base + m]
         for line in range(4 * base + _AHEAD, 4 * (base + m) + _AHEAD, 64):
-            _prefetch(out + line)
+            _prefetch_write(out + line)
         for j in range(len(block)):
             words[j] = _spread(block[j])
         for i in range(m):
@@ -170,7 +181,7 @@ def _decode2_add_many(data, n, threshold, out):  # type: ignore[no-untyped-def]
         m = min(_BLOCK, n - base)
         target = values[base : base + m]
         for line in range(4 * base + _AHEAD, 4 * (base + m) + _AHEAD, 64):
-            _prefetch(out + line)
+            _prefetch_write(out + line)
         block = carray(_bytes_at(data[0] + base // 4), (m + 3) // 4)
         for j in range(len(block)):
             words[j] = _spread(block[j])
