@@ -67,10 +67,14 @@ def test_timeout_names_who_has_not_called_and_late_callers_get_the_same() -> Non
     collective = Collective(4)
     collective.call(barrier(1, timeout=60.0), 0.0)
     collective.call(barrier(3, timeout=10.0), 1.0)
+    collective.call(barrier(2, turn=1, timeout=5.0), 1.0)
+    collective.call(barrier(1, turn=1, timeout=50.0), 1.0)
+    assert failures(collective.tick(6.0)) == [(1, "OperationTimeoutError"), (2, "OperationTimeoutError")]
     assert collective.tick(10.9) == []
     answers = collective.tick(11.0)
     assert failures(answers) == [(1, "OperationTimeoutError"), (3, "OperationTimeoutError")]
     assert text_of(answers[0]) == "barrier 0 was not complete after 10 s: not called yet by worker 0, 2 (of 4)"
+    assert collective.tick(400.0) == []  # nothing is forgotten that somebody has yet to be told
     assert failures(collective.call(barrier(0), 500.0)) == [(0, "OperationTimeoutError")]
     collective.validate()
 

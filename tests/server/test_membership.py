@@ -217,6 +217,13 @@ def test_silent_process_with_a_standing_connection_is_never_lost(started: Driver
     assert started.machine.gone == []
 
 
+def test_silent_process_is_probed_once_a_heartbeat(started: Driver) -> None:
+    started.receive("w0", Beat(), 3.0)
+    started.receive("s0", Beat(), 3.0)
+    probed = [quarter / 4 for quarter in range(20) if ("w1", Probe()) in started.tick(quarter / 4)]
+    assert probed == [2.25, 3.25, 4.25]
+
+
 def test_broken_connection_that_comes_back_is_no_death(started: Driver) -> None:
     started.keep_alive("w0", "s0", until=3)
     started.unreachable("w1", 3.0)
