@@ -77,8 +77,8 @@ def pair_outs(key: object, out: Any, what: str) -> list[tuple[Key, list[Any]]]:
 
     Args:
         key: one key, a list of keys, or a mapping (of which only the keys count here).
-        out: None, one array (or list of arrays that all get the value), a list with one entry per key (each may be
-            None), or, where `key` is a mapping or a list, a mapping with the same keys.
+        out: None, one array (or list of arrays that all get the value), a list with one entry per key, or, where `key`
+            is a mapping or a list, a mapping with the same keys.
     """
     keys = keys_of(key)
     if out is None:
@@ -90,9 +90,7 @@ def pair_outs(key: object, out: Any, what: str) -> list[tuple[Key, list[Any]]]:
         outs: Sequence[Any] = [found[one] for one in keys]
     else:
         outs = _one_per_key(key, keys, out, what)
-    return [
-        (one, [] if given is None else _per_device(one, given, what)) for one, given in zip(keys, outs, strict=True)
-    ]
+    return [(one, _per_device(one, given, what)) for one, given in zip(keys, outs, strict=True)]
 
 
 def mirrored(key: object, results: Sequence[Any]) -> Any:
@@ -115,7 +113,7 @@ def _one_per_key(key: object, keys: list[Key], value: Any, what: str) -> Sequenc
 def _per_device(key: Key, value: Any, what: str) -> list[Any]:
     """A list of arrays is one array per device; a list of numbers is one array."""
     if value is None:
-        raise ArrayError(f"{what}: no value for key {key!r}", key=key)
+        raise ArrayError(f"{what}: nothing given for key {key!r}", key=key)
     if not isinstance(value, list | tuple):
         return [value]
     if not value:

@@ -212,6 +212,12 @@ def make_spec(
         schedule = optimizer.schedule if schedule is None else schedule
         params = {**optimizer.params, **params}
         optimizer = optimizer.name
+    if not isinstance(optimizer, str):
+        raise ParameterError(
+            f"an optimizer is named, not passed as a {type(optimizer).__name__}: give 'sgd', for example, and its "
+            f"parameters as keywords",
+            parameter="optimizer", given=repr(optimizer), allowed="a registered name, or an OptimizerSpec",
+        )  # fmt: skip
     checked = convert_parameters(find_optimizer(optimizer).Params, params, f"optimizer {optimizer!r}")
     spec = OptimizerSpec(
         name=optimizer.lower(),

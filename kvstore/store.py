@@ -30,7 +30,7 @@ from kvstore.errors import NotSupportedError
 from kvstore.handle import Handle
 from kvstore.messages import Key
 
-Keys: TypeAlias = Key | Sequence[Key] | Mapping[Key, Any]
+Keys: TypeAlias = Key | Sequence[Key] | Mapping[Any, Any]
 """One key, a list of keys, or a mapping from keys to arrays."""
 
 Array: TypeAlias = Any
@@ -114,8 +114,8 @@ class KVStore(ABC):
 
         Args:
             key: one key, a list of keys, or a mapping from keys to the arrays to write into.
-            out: per key None, an array, or a list of arrays that all get the value; of the key's shape and dtype, any
-                strides, writable. Memory between the elements of a strided `out` is left alone.
+            out: None, or per key an array, or a list of arrays that all get the value; of the key's shape and dtype,
+                any strides, writable. Memory between the elements of a strided `out` is left alone.
             priority: larger goes first.
 
         Returns:

@@ -58,7 +58,7 @@ def test_numbers_are_one_array() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "text"),
     [
-        ("w", None, "no value for key 'w'"),
+        ("w", None, "nothing given for key 'w'"),
         ("w", [], "empty"),
         ("w", [A, 1.0], "mixes"),
         (["v", "w"], A, "2 keys need a list of 2 values"),
@@ -76,8 +76,10 @@ def test_outs_are_paired_with_keys() -> None:
     assert pair_outs(["v", "w"], None, "pull") == [("v", []), ("w", [])]
     assert _plain(pair_outs("w", A, "pull")) == [("w", [id(A)])]
     assert _plain(pair_outs("w", [A, B], "pull")) == [("w", [id(A), id(B)])]
-    assert _plain(pair_outs(["v", "w"], [None, B], "pull")) == [("v", []), ("w", [id(B)])]
-    assert _plain(pair_outs({"v": 0, "w": 0}, {"w": B, "v": None}, "pull")) == [("v", []), ("w", [id(B)])]
+    assert _plain(pair_outs(["v", "w"], [A, B], "pull")) == [("v", [id(A)]), ("w", [id(B)])]
+    assert _plain(pair_outs({"v": 0, "w": 0}, {"w": B, "v": A}, "pull")) == [("v", [id(A)]), ("w", [id(B)])]
+    with pytest.raises(ArrayError, match="'w'"):
+        pair_outs(["v", "w"], [A, None], "pull")
     with pytest.raises(ArrayError, match="give the same"):
         pair_outs(["v", "w"], {"w": B}, "pull")
 

@@ -179,3 +179,8 @@ def test_a_schedule_counts_updates_and_refuses_a_rate_by_hand() -> None:
     assert [step(create_optimizer(spec), number=n) for n in (1, 2, 3, 5)] == [-1, -1, -0.5, -0.25]
     with pytest.raises(NotSupportedError, match="set_optimizer without `schedule`"):
         with_learning_rate(spec, 0.1)
+
+
+def test_an_optimizer_object_of_another_library_is_refused() -> None:
+    with pytest.raises(ParameterError, match="named, not passed as a object"):
+        make_spec(object())  # type: ignore[arg-type]
