@@ -116,20 +116,20 @@ class ZmqTransport:
             until the peer can be reached: True.
         """
         self._check_usable()
+        _check_sendable(frames)
         dealer = self._dealers.get(to)
         try:
             if dealer is not None:
                 _send_frames(dealer, frames)
-            elif self._router is not None:
-                self._router.send(bytes.fromhex(to), _NOBLOCK_MORE)
-                _send_frames(self._router, frames)
-            else:
+                return True
+            identity = _identity(to)
+            if self._router is None or identity is None:
                 return False
+            self._router.send(identity, _NOBLOCK_MORE)
+            _send_frames(self._router, frames)
         except zmq.ZMQError as error:
             if error.errno not in _UNREACHABLE:
                 raise
-            return False
-        except ValueError:  # not a node id
             return False
         return True
 
@@ -260,6 +260,22 @@ def _send_frames(socket: zmq.Socket[bytes], frames: Sequence[Frame]) -> None:
     last = len(frames) - 1
     for position, frame in enumerate(frames):
         socket.send(frame, _NOBLOCK if position == last else _NOBLOCK_MORE, copy=False, track=False)
+
+
+def _check_sendable(frames: Sequence[Frame]) -> None:
+    """An error in the middle of a message would glue the next one to it, so what can go wrong is asked before."""
+    if not frames:
+        raise ValueError("a message has at least one frame")
+    for frame in frames:
+        if type(frame) is memoryview and not frame.c_contiguous:
+            raise ValueError("a frame must be contiguous")
+
+
+def _identity(node: str) -> bytes | None:
+    try:
+        return bytes.fromhex(node)
+    except ValueError:  # a name that was never connected
+        return None
 
 
 def _random_node() -> str:
