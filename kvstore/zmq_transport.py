@@ -94,7 +94,10 @@ class ZmqTransport:
         raise AssertionError("unreachable: a range of ports is never empty")
 
     def connect(self, name: str, endpoint: str) -> None:
-        """Connect to what a process advertises; see `kvstore.addresses.choose_endpoint` for the forms and errors."""
+        """Connect to what a process advertises; see `kvstore.addresses.choose_endpoint` for the forms and errors.
+
+        At most one name per process: a second connection of the same node takes the place of the first there.
+        """
         self._check_usable()
         if self._endpoints.get(name) == endpoint:
             return

@@ -269,7 +269,7 @@ def test_what_cannot_be_sent_leaves_the_next_message_whole(make: Make, frames: l
 def test_hostile_peers_cannot_take_names_memory_or_the_socket(make: Make, raw: Callable[..., Any]) -> None:
     config = Config(root_uri="127.0.0.1", chunk_elements=64)
     server, worker = pair(make, config)
-    worker.connect("scheduler", _real_endpoint(server._router))  # type: ignore[arg-type]
+    server.connect("scheduler", make().bind("tcp://127.0.0.1:0"))
     endpoint = worker._endpoints["server-0"]
     impostor = raw(endpoint, b"scheduler")
     impostor.send(b"trust me")
