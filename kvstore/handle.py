@@ -27,6 +27,10 @@ class Handle:
         """Has the call ended, well or not? Never blocks, never raises."""
         return self._ready.is_set()
 
+    def succeeded(self) -> bool:
+        """Has the call ended well?"""
+        return self.done() and self._error is None
+
     def wait(self, timeout: float | None = None) -> Any:
         """Return what the blocking call would return, or raise what it would raise. May be called again.
 

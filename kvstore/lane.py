@@ -218,13 +218,12 @@ class Lane:
         yield from (part.operation for part in self._pushes.parts())
         yield from (part.operation for part in self._pulls.parts())
 
-    def drop_done(self) -> list[ChunkEntry]:
-        """Forget parts of ended operations; return the pulls among them."""
-        self._pushes.drop_done()
-        dropped = self._pulls.drop_done()
-        for part in dropped:
+    def drop_done(self) -> tuple[list[PushPart], list[PullPart]]:
+        """Forget and return the parts of ended operations."""
+        pulls = self._pulls.drop_done()
+        for part in pulls:
             self._unawait(part)
-        return [part.entry for part in dropped]
+        return self._pushes.drop_done(), pulls
 
     def validate(self) -> None:
         """Credits add up to what is under way; every pull under way is awaited."""

@@ -36,6 +36,7 @@ from kvstore.messages import (
     Status,
     Values,
 )
+from kvstore.wire import frame_bytes
 
 Answer = Ack | Declared | State | Status
 
@@ -51,6 +52,8 @@ class Operation:
     done: bool = False
     started: float = 0.0
     on_done: Callable[[Operation], None] | None = None
+    on_acknowledged: Callable[[int], None] | None = None
+    """Called with the size in bytes of each pushed chunk that the server has, or that is given up."""
 
     def fail(self, error: KVStoreError) -> None:
         """Keep the first error and end."""
@@ -134,8 +137,8 @@ class Session:
             if (lost := self._lost.get(_address(part))) is not None:
                 operation.fail(lost)
             if operation.done:
-                self._forget_done()
-                return actions
+                abandon(operation, [part])
+                continue
             self._operations.add(operation)
             match part:
                 case Push(server=server):
@@ -147,6 +150,8 @@ class Session:
                     touched.add(server)
                 case Request():
                     actions += self._send_request(operation, part, now)
+        if operation.done:
+            self._forget_done()
         for server in touched:
             actions += self._pump(server, now)
         return actions
@@ -291,7 +296,10 @@ class Session:
         if sender == SCHEDULER:
             return []
         server = self._lane_of(sender)
-        finished = [part.operation for part in self._lanes[server].acknowledge(sequence)]
+        parts = self._lanes[server].acknowledge(sequence)
+        for part in parts:
+            _release(part)
+        finished = [part.operation for part in parts]
         actions = self._pump(server, now)
         self._complete(finished)
         return actions
@@ -326,12 +334,18 @@ class Session:
         for sequence in [number for number, (operation, _, _) in self._requests.items() if operation.done]:
             del self._requests[sequence]
         for (key, chunk), order in list(self._order.items()):
+            for push in order.blocked:
+                if push.operation.done:
+                    _release(push)
             order.blocked = deque(push for push in order.blocked if not push.operation.done)
             if not order.pulls and not order.blocked:
                 del self._order[key, chunk]
         for lane in self._lanes:
-            for entry in lane.drop_done():
-                self._pull_ended(entry.key, entry.chunk)
+            pushes, pulls = lane.drop_done()
+            for push in pushes:
+                _release(push)
+            for pull in pulls:
+                self._pull_ended(pull.entry.key, pull.entry.chunk)
         self._operations = {operation for operation in self._operations if not operation.done}
 
     def _timed_out(self, operation: Operation, now: float) -> OperationTimeoutError:
@@ -344,6 +358,19 @@ class Session:
             f" (KVSTORE_TIMEOUT sets the limit; `kvstore-server status` shows who is in)",
             rank=self._rank,
         )
+
+
+def abandon(operation: Operation, parts: Iterable[Part]) -> None:
+    """These parts of an ended operation will never be sent."""
+    if operation.on_acknowledged is not None:
+        for part in parts:
+            if isinstance(part, Push):
+                operation.on_acknowledged(frame_bytes(part.frame))
+
+
+def _release(part: PushPart) -> None:
+    if part.operation.on_acknowledged is not None:
+        part.operation.on_acknowledged(part.size)
 
 
 def _address(part: Part) -> str:

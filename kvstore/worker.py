@@ -9,7 +9,7 @@ from kvstore.errors import KVStoreError, PeerLostError
 from kvstore.machine import SCHEDULER, Action, Connect, Send, server_address
 from kvstore.member import Broken, Member, MemberState, PeerGone, Started
 from kvstore.messages import Exited, Frame, Gone, Message, Role
-from kvstore.session import Operation, Part, Session
+from kvstore.session import Operation, Part, Session, abandon
 
 
 class WorkerMachine:
@@ -36,6 +36,7 @@ class WorkerMachine:
         """See `Session.submit`."""
         if self.session is None or self.error is not None:
             operation.fail(self.error or KVStoreError("the job has not started"))
+            abandon(operation, parts)
             return []
         return self.session.submit(operation, parts, now)
 

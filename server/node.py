@@ -6,17 +6,27 @@ import importlib
 import logging
 import os
 import socket
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Sequence
 
+from kvstore.addresses import advertise, bind_endpoints, scheduler_endpoint
+from kvstore.compression.kernels import warm_up
 from kvstore.config import Config
 from kvstore.errors import ConfigError, KVStoreError
+from kvstore.loop import Loop
 from kvstore.machine import SCHEDULER, Action, Send
 from kvstore.member import Broken, Member, MemberState, PeerGone
 from kvstore.messages import AskStatus, Frame, Message, Role, Status
+from kvstore.server.malloc import tune_malloc
 from kvstore.server.shard import Shard
+from kvstore.server.stop import STOPPED, signals
+from kvstore.wire import Wire
+from kvstore.zmq_transport import ZmqTransport
 
 log = logging.getLogger("kvstore.server")
 LEAVE_SEQUENCE = 1
+FLUSH = 2.0
+"""Seconds for the last messages to leave at the end."""
 
 
 class ServerMachine:
@@ -85,6 +95,42 @@ class ServerMachine:
             keys=keys if message.keys else [], totals=totals,
             optimizer=self.shard.optimizer, compression=self.shard.compression,
         )  # fmt: skip
+
+
+def run_server(config: Config, *, imports: Sequence[str] = ()) -> int:
+    """Serve until all workers are gone; blocks. Belongs to the main thread, whose SIGTERM and SIGINT end it.
+
+    Args:
+        config: `role` is server.
+        imports: modules that register own optimizers or codecs.
+
+    Returns:
+        0 when the job is over, 1 when this server could not join or lost the job, 128 + n for signal n.
+
+    Raises:
+        ConfigError: a module does not import. AddressError: the address cannot be used.
+    """
+    tune_malloc()
+    import_modules(imports)
+    warm_up()
+    transport = ZmqTransport(config)
+    try:
+        with signals(transport) as stop:
+            endpoint = advertise(config, [transport.bind(wanted) for wanted in bind_endpoints(config)])
+            member = Member(
+                config, Role.SERVER, endpoint=endpoint, wanted_rank=config.server_id, pid=os.getpid(),
+                host=socket.gethostname(), scheduler=scheduler_endpoint(config),
+            )  # fmt: skip
+            machine = ServerMachine(config, member)
+            wire = Wire(config.job, config.limits, config.checksum)
+            loop = Loop(machine, transport, wire, tick_every=min(0.1, config.heartbeat / 4))
+            loop.perform(machine.start(time.monotonic()))
+            loop.run(stop)
+            if machine.error is not None:
+                return 1
+            return STOPPED + stop.signal if stop.is_set() else 0
+    finally:
+        transport.close(flush=FLUSH)
 
 
 def import_modules(names: Sequence[str]) -> None:

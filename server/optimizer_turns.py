@@ -22,11 +22,13 @@ class OptimizerTurns:
     def offer(self, rank: int, turn: int, spec: str, keys: Mapping[Key, StoredKey]) -> bool:
         """Install rank 0's optimizer, or compare; False: rank 0 has not called for this turn yet.
 
+        Turn 0 installs what a checkpoint holds; no other rank calls for that.
+
         Raises:
             MismatchError: this rank's differs from rank 0's. UnknownNameError, ParameterError: see `create_optimizer`.
             ConfigError: it needs whole arrays, and a key is already spread over several chunks.
         """
-        if turn <= len(self._turns):
+        if 0 < turn <= len(self._turns):
             theirs = self._turns[turn - 1]
             if spec != theirs:
                 raise MismatchError(f"set_optimizer: rank {rank} gave {spec}, rank 0 gave {theirs}", rank=rank)
@@ -42,7 +44,8 @@ class OptimizerTurns:
                 key=spread[0],
             )
         self._updates.install(optimizer, keys.values())
-        self._turns.append(spec)
+        if turn:
+            self._turns.append(spec)
         self.current = spec
         return True
 

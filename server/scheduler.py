@@ -5,22 +5,19 @@ from __future__ import annotations
 import logging
 import secrets
 import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from types import FrameType
+from collections.abc import Callable
 
 from kvstore.addresses import bind_endpoints, join_tcp, split_tcp
 from kvstore.config import Config
 from kvstore.loop import Loop
 from kvstore.server.membership import Membership
+from kvstore.server.stop import STOPPED, signals
 from kvstore.transport import Transport
 from kvstore.wire import Wire
 from kvstore.zmq_transport import ZmqTransport
 
 FLUSH = 2.0
 """Seconds for the last messages to leave at the end."""
-STOPPED = 128
-"""Added to the number of the signal that ended the scheduler before the job was over, as shells do."""
 
 _log = logging.getLogger(__name__)
 
@@ -42,7 +39,7 @@ def run_scheduler(config: Config, *, ready: Callable[[str], None] | None = None)
     machine = Membership(config, job)
     transport = ZmqTransport(config)
     try:
-        with _signals(transport) as stop:
+        with signals(transport) as stop:
             endpoint = _bind(transport, config)
             _log.info("scheduler of job %s listens at %s", job, endpoint)
             if ready is not None:
@@ -65,28 +62,3 @@ def _bind(transport: Transport, config: Config) -> str:
     for other in others:
         transport.bind(join_tcp(split_tcp(other)[0], split_tcp(endpoint)[1]))
     return endpoint
-
-
-class _Stop:
-    """Which signal came. No `threading.Event`: its lock would stop a handler that interrupts another one's `set`."""
-
-    signal = 0
-
-    def is_set(self) -> bool:
-        return self.signal != 0
-
-
-@contextmanager
-def _signals(transport: Transport) -> Iterator[_Stop]:
-    stop = _Stop()
-
-    def end(number: int, frame: FrameType | None) -> None:
-        stop.signal = number
-        transport.wake()
-
-    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

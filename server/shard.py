@@ -145,13 +145,17 @@ class Shard:
             raise ProtocolError(f"push of {len(message.entries)} chunks came with {len(frames)} frames")
         self._out.add(Send(sender, Ack(sequences=[message.sequence])))
         for entry, frame in zip(message.entries, frames, strict=True):
+            failed = ChunkEntry(entry.key, entry.chunk, entry.round, 0)
             try:
                 stored, chunk = self._find(entry.key, entry.chunk)
-                self._updates.push(stored, chunk, message.rank, entry, frame)
             except KVStoreError as error:
-                failed = ChunkEntry(entry.key, entry.chunk, entry.round, 0)
                 self._out.failed(sender, message.sequence, error, [failed])
                 continue
+            try:
+                self._updates.push(stored, chunk, message.rank, entry, frame)
+            except KVStoreError as error:
+                self._out.failed(sender, message.sequence, error, [failed])
+                self._updates.refuse(stored, chunk, message.rank, entry.round, error)
             self._changed = True
             for index in stored.chunks if stored.whole else (entry.chunk,):
                 self._waiting.retry((entry.key, index))
@@ -180,7 +184,7 @@ class Shard:
             if error is None:
                 self._out.value(sender, entry, chunk.frame())
         else:
-            error = self._updates.obstacle(stored, chunk, self._gone)
+            error = self._updates.obstacle(stored, chunk, self._gone, rank)
             if error is None:
                 return False
         if error is not None:
@@ -206,8 +210,10 @@ class Shard:
         error = from_wire(failure.error, failure.text, failure.facts)
         for key, number in message.rounds:
             stored = self._keys.get(key)
-            for chunk in stored.chunks.values() if stored and stored.sync else ():
-                self._updates.refuse(chunk, message.rank, number, error)
+            if stored is None:
+                continue
+            for chunk in stored.chunks.values():
+                self._updates.refuse(stored, chunk, message.rank, number, error)
                 self._waiting.retry((key, chunk.index))
         self._out.add(Send(sender, Ack(sequences=[message.sequence])))
 

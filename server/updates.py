@@ -59,6 +59,7 @@ class Updates:
             key=entry.key, n=chunk.value.size, chunk=chunk.index, offset=chunk.start, rank=rank, round=entry.round,
             dtype=chunk.value.dtype,
         )  # fmt: skip
+        chunk.failures.pop((entry.round, rank), None)
         push = Encoded(codec, Payload(frame, entry.meta), context)
         stored.count_push(context.n, push.payload.nbytes)
         if stored.sync:
@@ -69,9 +70,13 @@ class Updates:
         else:
             self._push_at_once(stored, chunk, push)
 
-    def refuse(self, chunk: StoredChunk, rank: int, number: int, error: KVStoreError) -> None:
-        """`rank` refused to push in that round: others' waits end with `error` until it pushes after all."""
-        if number > chunk.round and not self._has(chunk, number, rank):
+    def refuse(self, stored: StoredKey, chunk: StoredChunk, rank: int, number: int, error: KVStoreError) -> None:
+        """That push of `rank` does not come, for this reason: who waits for it is told, until it comes after all."""
+        if not 0 <= rank < self.num_workers:
+            return
+        if not stored.sync:
+            chunk.failures[number, rank] = error
+        elif chunk.round < number <= chunk.round + MAX_ROUNDS_AHEAD and not self._has(chunk, number, rank):
             chunk.open_round(number).refused[rank] = error
 
     def missing(self, chunk: StoredChunk) -> list[int]:
@@ -79,10 +84,15 @@ class Updates:
         there = chunk.open[chunk.round + 1].aggregate.ranks if chunk.round + 1 in chunk.open else frozenset()
         return [rank for rank in range(self.num_workers) if rank not in there]
 
-    def obstacle(self, stored: StoredKey, chunk: StoredChunk, gone: dict[int, Gone]) -> KVStoreError | None:
-        """Why the next round of a synchronous key cannot complete; None if it can. `gone`: workers that are out."""
+    def obstacle(
+        self, stored: StoredKey, chunk: StoredChunk, gone: dict[int, Gone], rank: int = JOINT
+    ) -> KVStoreError | None:
+        """Why the next round (of an asynchronous key: the next push of `rank`) cannot complete; None if it can.
+
+        `gone`: workers that are out.
+        """
         if not stored.sync:
-            return None
+            return chunk.failures.get((chunk.pushed.get(rank, 0) + 1, rank))
         refused = chunk.open[chunk.round + 1].refused if chunk.round + 1 in chunk.open else {}
         for rank in self.missing(chunk):
             if rank in refused:
