@@ -51,6 +51,7 @@ def make() -> Iterator[Make]:
 def raw() -> Iterator[Callable[..., "zmq.Socket[bytes]"]]:
     """Makes bare ZeroMQ sockets, as a foreign program would."""
     context = zmq.Context()
+    sockets: list[zmq.Socket[bytes]] = []
 
     def build(endpoint: str, identity: bytes = b"", kind: int = zmq.DEALER) -> "zmq.Socket[bytes]":
         made = context.socket(kind)
@@ -58,6 +59,7 @@ def raw() -> Iterator[Callable[..., "zmq.Socket[bytes]"]]:
         if identity:
             made.setsockopt(zmq.IDENTITY, identity)
         made.connect(endpoint)
+        sockets.append(made)
         return made
 
     yield build
