@@ -113,7 +113,7 @@ def write_into(out: Any, values: Any, key: Key) -> None:
     kind = _kind(out, key)
     if kind == "cupy":
         with out.device:
-            out[...] = _loaded("cupy").asarray(values).reshape(out.shape)
+            out[...] = _loaded("cupy").asarray(_beside(values, out.device.id)).reshape(out.shape)
         return
     host = host_view(values, key)
     if kind == "torch" and out.device.type != "cpu":
@@ -132,13 +132,19 @@ def like(template: Template, values: Any) -> Any:
     if template.kind == "cupy":
         cupy = _loaded("cupy")
         with cupy.cuda.Device(template.device):
-            return cupy.array(values, dtype=template.dtype).reshape(template.shape)
+            return cupy.array(_beside(values, template.device), dtype=template.dtype).reshape(template.shape)
     host = host_view(values, "").reshape(template.shape).astype(template.dtype)  # astype copies
     if template.kind == "torch":
         return _torch_tensor(host).to(template.device)
     if template.kind == "jax":
         return _loaded("jax").device_put(host, template.device)
     return host
+
+
+def _beside(values: Any, device: int) -> Any:
+    """CuPy values that lie on another device come by the host, which needs no peer access."""
+    elsewhere = _kind(values, "") == "cupy" and values.device.id != device
+    return host_view(values, "") if elsewhere else values
 
 
 def _kind(array: Any, key: Key) -> str:

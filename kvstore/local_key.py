@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +18,7 @@ from kvstore.dtypes import NDArray, accumulator, is_float
 from kvstore.errors import ServerError
 from kvstore.messages import Key
 from kvstore.optimizer import Optimizer
-from kvstore.reduction import flattened, on_cuda, sum_in_order, to_host
+from kvstore.reduction import current, flattened, sum_in_order, to_host
 from kvstore.store import Updater
 
 
@@ -80,7 +79,7 @@ class LocalKey:
 
     def value(self) -> Any:
         """The value (n,) in the key's own type, where the master lies; may overflow half precision to inf."""
-        with np.errstate(over="ignore"):
+        with current(self.master), np.errstate(over="ignore"):
             return self.master.astype(self.template.dtype, copy=False)
 
     def read(self, outs: Sequence[Any]) -> Any:
@@ -108,9 +107,11 @@ class LocalKey:
         while len(self.encoders) < len(flats):
             self.encoders.append(KeyEncoder(self.key, self.n, dtype))
         turn = self.counters.pushes + 1
-        return Fit(
-            flats, [encoder.prepare(flat, params, turn) for encoder, flat in zip(self.encoders, flats, strict=False)]
-        )
+        encoded = []
+        for encoder, flat in zip(self.encoders, flats, strict=False):
+            with current(flat):
+                encoded.append(encoder.prepare(flat, params, turn))
+        return Fit(flats, encoded)
 
     def reduce(self, fit: Fit) -> Any:
         """Return the sum (n,) of a push in the accumulator's type, in list order; every array is encoded if one is."""
@@ -120,9 +121,8 @@ class LocalKey:
         if not fit.encoded:
             counters.sent_bytes += sum(int(flat.nbytes) for flat in fit.flats)
             return sum_in_order(fit.flats, self.template.dtype)
-        first = fit.flats[0]
-        with first.device if on_cuda(first) else nullcontext():
-            return self._sum_encoded(fit, first)
+        with current(fit.flats[0]):
+            return self._sum_encoded(fit, fit.flats[0])
 
     def replace(self, total: Any) -> None:
         """value <- sum; `total` is ours from now on."""
@@ -155,7 +155,10 @@ class LocalKey:
         sources = [one.encoder.encode(one, copy=False) for one in fit.encoded]
         for _ in range(self._number_of_chunks(fit)):
             start = time.perf_counter()
-            chunks = [next(source) for source in sources]
+            chunks = []
+            for source, flat in zip(sources, fit.flats, strict=True):
+                with current(flat):
+                    chunks.append(next(source))
             middle = time.perf_counter()
             self._add(chunks, total)
             self.counters.encode_seconds += middle - start

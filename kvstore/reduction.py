@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from kvstore.arrays import Template, describe, host_view
@@ -37,7 +38,7 @@ def flattened(array: Any, key: Key, dtype: DType, on_device: bool) -> Any:
         on_device: leave CuPy arrays on their device; all others come to the host as NumPy.
     """
     if on_device and describe(array, key).kind == "cupy":
-        with array.device:
+        with current(array):
             return array.reshape(-1)
     return host_view(array, key, dtype).reshape(-1)
 
@@ -53,21 +54,21 @@ def sum_in_order(arrays: Sequence[Any], dtype: DType) -> Any:
         wrap, bool is logical or.
     """
     first = arrays[0]
-    if not on_cuda(first):
+    with current(first):
         total = first.astype(accumulator(dtype))
         for array in arrays[1:]:
-            total += to_host(array)
-        return total
-    with first.device:
-        total = first.astype(accumulator(dtype))
-        for array in arrays[1:]:
-            total += to_device(array, first)
+            total += to_device(array, first) if on_cuda(first) else to_host(array)
     return total
 
 
 def on_cuda(flat: Any) -> bool:
     """Is this a CuPy array (rather than NumPy)?"""
     return hasattr(flat, "device") and not isinstance(flat.device, str)
+
+
+def current(flat: Any) -> AbstractContextManager[object]:
+    """Make the device of a CuPy array the current one, as its kernels need; nothing for NumPy."""
+    return flat.device if on_cuda(flat) else nullcontext()
 
 
 def to_host(flat: Any) -> Any:

@@ -453,3 +453,38 @@ def test_stats_count_bytes_and_calls(device: LocalStore) -> None:
     assert stats["total"]["raw_bytes"] == 4 * 6400
     assert stats["keys"]["v"]["pushes"] == 0
     assert stats["servers"] == {}
+
+
+# --- a real device ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cupy() -> Any:
+    module = pytest.importorskip("cupy")
+    try:
+        module.cuda.runtime.getDeviceCount()
+    except module.cuda.runtime.CUDARuntimeError:
+        pytest.skip("no CUDA device")
+    return module
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("compressed", [False, True])
+def test_device_arrays_give_the_same_as_host_arrays_and_stay_there(cupy: Any, compressed: bool) -> None:
+    random = np.random.default_rng(59)
+    grads = [random.normal(size=(300, 1000)).astype(np.float32)[:, ::2] for _ in range(3)]
+    stores = [LocalStore("device"), LocalStore("device")]
+    for kv, make in zip(stores, (np.asarray, cupy.asarray), strict=True):
+        if compressed:
+            kv.set_gradient_compression(TWO_BIT)
+        kv.init("w", make(np.zeros((300, 500), np.float32)))
+    for _ in range(3):
+        expected = stores[0].pushpull("w", grads)
+        got = stores[1].pushpull("w", [cupy.asarray(grad) for grad in grads])
+        assert isinstance(got, cupy.ndarray)
+        assert isinstance(stores[1]._keys["w"].master, cupy.ndarray)
+        np.testing.assert_array_equal(cupy.asnumpy(got), expected)
+    out = cupy.zeros((300, 1000), np.float32)
+    stores[1].pull("w", out=out[:, ::2])
+    np.testing.assert_array_equal(cupy.asnumpy(out[:, ::2]), expected)
+    assert not out[:, 1::2].any()
