@@ -12,18 +12,10 @@ from dataclasses import dataclass, field
 from kvstore.config import ENVIRONMENT
 from kvstore.errors import ConfigError, ParameterError
 from kvstore.messages import Role
+from kvstore.server.malloc import MALLOC_ENVIRONMENT
 from kvstore.server.supervision import Process
 
 LOOPBACK = "127.0.0.1"
-
-MALLOC: Mapping[str, str] = {
-    # libzmq allocates every arriving message; by default glibc maps large ones afresh, and the page faults cost
-    # more than copying. One arena is reused by all threads. 32 MiB is the largest threshold glibc accepts.
-    "MALLOC_ARENA_MAX": "1",
-    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
-    "MALLOC_TRIM_THRESHOLD_": str(128 << 20),
-    "MALLOC_TOP_PAD_": str(16 << 20),
-}
 
 OWN = tuple(
     ENVIRONMENT[name]
@@ -112,7 +104,7 @@ class Plan:
         }
         if process.role is not Role.SCHEDULER:
             own[f"DMLC_{process.role.upper()}_ID"] = str(process.rank)
-        return {**MALLOC, "PYTHONUNBUFFERED": "1", **kept, **self.env, **extra, **own}
+        return {**MALLOC_ENVIRONMENT, "PYTHONUNBUFFERED": "1", **kept, **self.env, **extra, **own}
 
 
 def variables(given: Iterable[str], environment: Mapping[str, str]) -> dict[str, str]:

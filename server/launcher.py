@@ -28,6 +28,9 @@ from kvstore.server.supervision import Action, Phase, Process, Report, Say, Sign
 TICK = 0.1
 """Seconds between looks at the processes; mostly their ends wake the launcher before."""
 
+DRAIN = 8.0
+"""Seconds that servers and scheduler get to end by themselves; longer than the scheduler waits for servers to leave."""
+
 LEFTOVERS = 1.0
 """Seconds that processes which outlived their worker or server get after SIGTERM."""
 
@@ -53,7 +56,7 @@ def launch(
     out: int = 1,
     err: int = 2,
     link: Callable[[str, str], Link] = connect_scheduler,
-    drain: float = 5.0,
+    drain: float = DRAIN,
     patience: float = 5.0,
 ) -> int:
     """Run the plan's job to its end; when this returns or raises, no process of the job is left.
@@ -61,7 +64,7 @@ def launch(
     Args:
         out, err: file descriptors that take the processes' output and the launcher's own remarks.
         link: (endpoint of the scheduler, job id) to a connection.
-        drain: seconds that servers and scheduler get to end by themselves after the last worker.
+        drain: seconds that servers and scheduler get to end by themselves, after the last worker.
         patience: seconds between SIGTERM and SIGKILL.
 
     Returns:

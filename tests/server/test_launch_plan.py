@@ -10,7 +10,8 @@ import pytest
 from kvstore.config import read_config
 from kvstore.errors import ConfigError, ParameterError
 from kvstore.messages import Role
-from kvstore.server.launch_plan import MALLOC, Plan, variables
+from kvstore.server.launch_plan import Plan, variables
+from kvstore.server.malloc import MALLOC_ENVIRONMENT
 from kvstore.server.supervision import Process
 
 SCHEDULER, SERVER, WORKER = Process(Role.SCHEDULER, 0), Process(Role.SERVER, 1), Process(Role.WORKER, 2)
@@ -52,7 +53,7 @@ def test_every_launch_has_its_own_job() -> None:
 
 
 def test_malloc_is_set_unless_already() -> None:
-    assert plan().environment(WORKER, 1, {}).items() >= MALLOC.items()
+    assert plan().environment(WORKER, 1, {}).items() >= MALLOC_ENVIRONMENT.items()
     assert plan().environment(WORKER, 1, {"MALLOC_ARENA_MAX": "4"})["MALLOC_ARENA_MAX"] == "4"
     assert plan(env={"MALLOC_ARENA_MAX": "5"}).environment(WORKER, 1, {})["MALLOC_ARENA_MAX"] == "5"
 
