@@ -1,0 +1,225 @@
+"""Jobs of real processes: `run_job` launches a script, or a function of the test, as the workers of a whole job.
+
+A worker function stands in the test module, so that it is linted and type-checked, but runs in processes of its own:
+its text is copied into a script that begins with `PRELUDE`. It can use the names of the prelude, its arguments (which
+travel as JSON) and the functions given as `uses`, and returns something JSON can hold.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pytest
+
+import kvstore
+
+Worker: TypeAlias = str | Callable[..., Any]
+
+ENVIRONMENT: Mapping[str, str] = {
+    "KVSTORE_TIMEOUT": "20",
+    "KVSTORE_HEARTBEAT": "0.5",
+    "KVSTORE_DEAD_AFTER": "10",
+    "NUMBA_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+}
+"""Limits for all processes of a job, shorter than the defaults; `env` of a run wins over them."""
+
+PRELUDE = '''
+from __future__ import annotations
+import json, os, pathlib, sys, time
+from pathlib import Path
+from typing import Any
+import numpy as np
+import kvstore
+from kvstore.errors import *
+from kvstore import errors
+
+FOLDER = Path(__file__).parent
+RANK = int(os.environ["DMLC_WORKER_ID"])
+
+def caught(call, *args, **kwargs):
+    """The error that a call raises, as [class name, text, facts]; None if it raises none."""
+    try:
+        call(*args, **kwargs)
+    except errors.KVStoreError as error:
+        return [type(error).__name__, str(error), error.facts]
+    return None
+
+def report(value):
+    """What this worker found out; the test finds it in `results[rank]`."""
+    kept = FOLDER / f"result-{RANK}.part"
+    kept.write_text(json.dumps(value, default=lambda array: array.tolist()))
+    kept.rename(FOLDER / f"result-{RANK}.json")
+
+def wait_for(name, limit=20.0):
+    """Wait for a file in the folder that the job's processes and the test share."""
+    end = time.monotonic() + limit
+    while not (FOLDER / name).exists():
+        if time.monotonic() > end:
+            raise TimeoutError(name)
+        time.sleep(0.01)
+
+def tell(name, text=""):
+    """Create that file, whole."""
+    (FOLDER / f"{name}.part{RANK}").write_text(text)
+    (FOLDER / f"{name}.part{RANK}").rename(FOLDER / name)
+'''
+
+
+@dataclass
+class JobResult:
+    """Exit code of the launch (None: it was killed at the limit), all output, and what each rank reported."""
+
+    code: int | None
+    output: str
+    results: list[Any]
+    folder: Path
+
+    def ok(self) -> list[Any]:
+        """The results, after checking that the job ended well and every rank reported."""
+        assert self.code == 0 and None not in self.results, f"exit code {self.code}\n{self.output}"
+        return self.results
+
+
+@dataclass
+class Job:
+    """A job that runs. `folder` is shared with its processes: see `tell` and `wait_for` in the prelude."""
+
+    process: subprocess.Popen[bytes]
+    folder: Path
+    workers: int
+    timeout: float
+    finished: JobResult | None = field(default=None)
+
+    def wait_for(self, name: str) -> str:
+        """Wait for a file that a process of the job makes by `tell`; returns its text. Fails when the job ends."""
+        end = time.monotonic() + self.timeout
+        path = self.folder / name
+        while not path.exists():
+            over = self.process.poll() is not None or time.monotonic() > end
+            assert not over or path.exists(), f"no {name!r}\n{self.finish().output}"
+            time.sleep(0.01)
+        return path.read_text()
+
+    def tell(self, name: str, text: str = "") -> None:
+        """Make a file that the processes of the job `wait_for`."""
+        (self.folder / f"{name}.part").write_text(text)
+        (self.folder / f"{name}.part").rename(self.folder / name)
+
+    def finish(self) -> JobResult:
+        """Wait for its end, at most `timeout` seconds; then it is killed."""
+        if self.finished is None:
+            code = self._wait()
+            output = (self.folder / "output").read_text(errors="replace")
+            self.finished = JobResult(code, output, [self._result(rank) for rank in range(self.workers)], self.folder)
+        return self.finished
+
+    def _wait(self) -> int | None:
+        try:
+            return self.process.wait(self.timeout)
+        except subprocess.TimeoutExpired:
+            self.stop()
+            return None
+
+    def stop(self) -> None:
+        """End it: the launcher ends its processes on SIGTERM, and its guard does should the launcher be killed."""
+        for number, patience in ((signal.SIGTERM, 15.0), (signal.SIGKILL, 5.0)):
+            if self.process.poll() is None:
+                self.process.send_signal(number)
+                with suppress(subprocess.TimeoutExpired):
+                    self.process.wait(patience)
+
+    def _result(self, rank: int) -> Any:
+        path = self.folder / f"result-{rank}.json"
+        return json.loads(path.read_text()) if path.exists() else None
+
+
+class Jobs:
+    """Starts jobs in folders of their own below `root`."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.count = 0
+
+    def __call__(self, worker: Worker, workers: int = 2, servers: int = 2, **options: Any) -> JobResult:
+        """Run a job to its end. Options are those of `start`."""
+        with self.start(worker, workers, servers, **options) as job:
+            return job.finish()
+
+    @contextmanager
+    def start(
+        self,
+        worker: Worker,
+        workers: int = 2,
+        servers: int = 2,
+        *,
+        env: Mapping[str, str] | None = None,
+        args: Mapping[str, Any] | None = None,
+        uses: Sequence[Callable[..., Any]] = (),
+        modules: Mapping[str, str] | None = None,
+        options: Sequence[str] = (),
+        timeout: float = 60.0,
+    ) -> Iterator[Job]:
+        """Start a job; whatever of it is left when the block ends is ended.
+
+        Args:
+            worker: a function, or the text of a script.
+            env: variables for all processes.
+            args: what the function is called with.
+            uses: functions and classes of the test module that `worker` needs.
+            modules: name -> text of modules that the servers import first and workers can import.
+            options: further options of `kvstore-server launch`.
+            timeout: seconds until the job is killed.
+        """
+        folder = self.root / f"job{self.count}"
+        self.count += 1
+        folder.mkdir()
+        script = folder / "worker.py"
+        script.write_text(_script(worker, args or {}, uses))
+        for name, text in (modules or {}).items():
+            (folder / f"{name}.py").write_text(text)
+            options = [*options, "--import", name]
+        argv = [sys.executable, "-m", "kvstore.server", "launch", "-n", str(workers), "-s", str(servers)]
+        with (folder / "output").open("wb") as output:
+            process = subprocess.Popen(
+                [*argv, *options, "--", sys.executable, str(script)],
+                cwd=folder, env=_environment(folder, env or {}), stdin=subprocess.DEVNULL, stdout=output,
+                stderr=subprocess.STDOUT, start_new_session=True,
+            )  # fmt: skip
+        job = Job(process, folder, workers, timeout)
+        try:
+            yield job
+        finally:
+            job.stop()
+
+
+def _script(worker: Worker, args: Mapping[str, Any], uses: Sequence[Callable[..., Any]]) -> str:
+    if isinstance(worker, str):
+        return f"{PRELUDE}\n{textwrap.dedent(worker)}"
+    texts = [textwrap.dedent(inspect.getsource(function)) for function in (*uses, worker)]
+    call = f"report({worker.__name__}(**json.loads({json.dumps(dict(args))!r})))"
+    return "\n\n".join([PRELUDE, *texts, call, ""])
+
+
+def _environment(folder: Path, env: Mapping[str, str]) -> dict[str, str]:
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("DMLC_", "KVSTORE_"))}
+    paths = [str(folder), str(Path(kvstore.__file__).resolve().parents[1]), inherited.get("PYTHONPATH", "")]
+    return {**inherited, **ENVIRONMENT, "PYTHONPATH": os.pathsep.join(filter(None, paths)), **env}
+
+
+@pytest.fixture
+def run_job(tmp_path: Path) -> Jobs:
+    """`run_job(worker, workers=2, servers=2, env=..., args=..., ...)` to a JobResult; `run_job.start` for more."""
+    return Jobs(tmp_path)
