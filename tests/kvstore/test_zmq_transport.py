@@ -4,7 +4,6 @@ import contextlib
 import gc
 import os
 import random
-import signal
 import socket
 import subprocess
 import sys
@@ -29,7 +28,6 @@ from kvstore.zmq_transport import ZmqTransport, _real_endpoint
 PATIENCE = 20.0
 SEED = 20
 CONFIG = Config(role=Role.SERVER, root_uri="127.0.0.1", root_port=9, num_workers=1, num_servers=1)
-QUICK = Config(root_uri="127.0.0.1", num_workers=1, num_servers=1, heartbeat=0.1, dead_after=1.0)
 Make = Callable[..., ZmqTransport]
 
 
@@ -292,67 +290,6 @@ def test_hostile_peers_cannot_take_names_memory_or_the_socket(make: Make, raw: C
         seen += collect(server, 1)
     assert data(dict(seen)[worker.node]) == [b"still here"]
     assert b"large".hex() not in dict(seen)
-
-
-CHILD = """
-import ctypes, sys
-from kvstore.config import Config
-from kvstore.zmq_transport import ZmqTransport
-worker = ZmqTransport(Config(heartbeat=0.1, dead_after=1.0))
-worker.connect("s", sys.argv[1])
-worker.send("s", [b"hello"])
-if sys.argv[2] == "hold":
-    ctypes.PyDLL(None).usleep(900_000)  # unlike CDLL, keeps the interpreter lock
-    ctypes.PyDLL(None).usleep(900_000)
-    worker.send("s", [b"done"])
-while True:
-    for _, frames in worker.receive(60):
-        worker.send("s", frames)
-"""
-
-
-@contextlib.contextmanager
-def child(endpoint: str, mode: str) -> Iterator["subprocess.Popen[bytes]"]:
-    process = subprocess.Popen([sys.executable, "-c", CHILD, endpoint, mode])
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-
-
-def test_a_stopped_process_is_cut_off_and_comes_back(make: Make) -> None:
-    server = make(QUICK)
-    with child(server.bind("tcp://127.0.0.1:0"), "echo") as process:
-        node = collect(server, 1)[0][0]
-        os.kill(process.pid, signal.SIGSTOP)
-        began = time.monotonic()
-        until(server, lambda: not server.send(node, [b"x"]))
-        assert time.monotonic() - began < QUICK.dead_after * 2  # by design half of it
-        os.kill(process.pid, signal.SIGCONT)
-        until(server, lambda: server.send(node, [b"again"]))
-        assert collect(server, 1)[0][0] == node
-
-
-def test_a_process_that_holds_the_interpreter_lock_stays_connected(make: Make) -> None:
-    server = make(QUICK)
-    with child(server.bind("tcp://127.0.0.1:0"), "hold"):
-        node = collect(server, 1)[0][0]
-        got: list[tuple[str, list[Frame]]] = []
-        while not got:
-            assert server.send(node, [b"are you there"])
-            got = server.receive(0.05)
-        assert data(got[0][1]) == [b"done"]
-
-
-def test_a_killed_process_is_noticed_at_once(make: Make) -> None:
-    server = make()  # heartbeat 1 s, dead after 15 s: the closed connection tells earlier
-    with child(server.bind("tcp://127.0.0.1:0"), "echo") as process:
-        node = collect(server, 1)[0][0]
-        process.kill()
-        began = time.monotonic()
-        until(server, lambda: not server.send(node, [b"x"]))
-        assert time.monotonic() - began < 5
 
 
 def test_close_flushes_what_is_queued(make: Make) -> None:
