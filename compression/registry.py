@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
-from importlib.metadata import entry_points
 from types import MappingProxyType
 from typing import Any, cast
 
@@ -233,6 +232,8 @@ def _text(value: object) -> str:
 
 @cache
 def _entry_points() -> Mapping[str, str]:
+    from importlib.metadata import entry_points  # here, since it takes as long to import as all of ours
+
     return {point.name: point.value for point in entry_points(group=ENTRY_POINTS)}
 
 

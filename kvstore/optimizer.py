@@ -19,7 +19,6 @@ import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
-from importlib.metadata import entry_points
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Generic, TypeAlias, TypeVar
 
@@ -183,6 +182,8 @@ def find_optimizer(name: str) -> type[Optimizer[Any]]:
 
 
 def _from_entry_point(name: str) -> type[Optimizer[Any]] | str | None:
+    from importlib.metadata import entry_points  # here, since it takes as long to import as all of ours
+
     found = next(iter(entry_points(group=ENTRY_POINT_GROUP, name=name)), None)
     return found.value if found else None
 

@@ -112,7 +112,6 @@ def run_server(config: Config, *, imports: Sequence[str] = ()) -> int:
     """
     tune_malloc()
     import_modules(imports)
-    warm_up()
     transport = ZmqTransport(config)
     try:
         with signals(transport) as stop:
@@ -125,6 +124,7 @@ def run_server(config: Config, *, imports: Sequence[str] = ()) -> int:
             wire = Wire(config.job, config.limits, config.checksum)
             loop = Loop(machine, transport, wire, tick_every=min(0.1, config.heartbeat / 4))
             loop.perform(machine.start(time.monotonic()))
+            warm_up()  # while the others start; ZeroMQ's own threads keep this process alive meanwhile
             loop.run(stop)
             if machine.error is not None:
                 return 1

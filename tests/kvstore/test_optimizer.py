@@ -149,7 +149,7 @@ def test_rules_come_by_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
     class Found:
         value = "kvstore.update_rules:Sgd"
 
-    monkeypatch.setattr(module, "entry_points", lambda group, name: [Found] if name == "third" else [])
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group, name: [Found] if name == "third" else [])
     assert find_optimizer("third") is find_optimizer("sgd")
 
 
