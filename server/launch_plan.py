@@ -38,6 +38,7 @@ class Plan:
         imports: modules that servers import first; they register optimizers and codecs.
         env, worker_env, server_env: variables for all processes, for workers only, for servers only.
         grace: seconds that the other workers get after a failure, and all processes after a signal.
+        notice: seconds more after the scheduler died: so long takes the silence by which the others know.
         prefixed: name the writer of every line; else processes write to the launcher's own output directly.
         scheduler, server: programs of these roles; the scheduler gets `--ready-fd N` appended.
 
@@ -56,6 +57,7 @@ class Plan:
     worker_env: Mapping[str, str] = field(default_factory=dict)
     server_env: Mapping[str, str] = field(default_factory=dict)
     grace: float = 5.0
+    notice: float = 0.0
     prefixed: bool = True
     scheduler: tuple[str, ...] = (sys.executable, "-m", "kvstore.server", "scheduler")
     server: tuple[str, ...] = (sys.executable, "-m", "kvstore.server", "server")

@@ -71,7 +71,7 @@ def launch(
         0, or the exit code of the first process that failed (128 + n for signal n), or 128 + n if signal n stopped
         the launcher (130 for Ctrl-C), or 1 if the job could not start. A last line on `err` says which.
     """
-    supervision = Supervision(grace=plan.grace, drain=drain, patience=patience)
+    supervision = Supervision(grace=plan.grace, notice=plan.notice, drain=drain, patience=patience)
     with _signals() as (pending, wakeup):
         return _Launch(plan, supervision, Sink(out), Sink(err), link, pending, wakeup).run()
 

@@ -10,8 +10,8 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from kvstore.compression.registry import CodecRow
-from kvstore.errors import to_wire
+from kvstore.compression.registry import CodecRow, params_to_strings, parse_params
+from kvstore.errors import ConfigError, to_wire
 from kvstore.messages import Number, Status
 from kvstore.server.output import name
 from kvstore.server.status import Finding, JobStatus
@@ -93,7 +93,7 @@ def _servers(job: JobStatus) -> Table:
         totals = answer.totals
         raw, received = totals.get("raw_bytes", 0), totals.get("received_bytes", 0)
         counts = (str(totals.get(column, 0)) for column in ("keys", "elements", "rounds"))
-        settings = (_plain(answer.optimizer or "none"), _plain(answer.compression or "none"))
+        settings = (_plain(answer.optimizer or "none"), _plain(compression_summary(answer.compression)))
         table.add_row(str(rank), *counts, size(raw), size(received), ratio(raw, received), *settings)
     return table
 
@@ -113,6 +113,22 @@ def _balance(job: JobStatus) -> str | None:
     if len(received) < 2 or not sum(received):
         return None
     return f"the busiest server received {max(received) * len(received) / sum(received):.2f} x the mean"
+
+
+def compression_summary(setting: str | None) -> str:
+    """A compression setting as servers keep it (JSON), in short: type, what is not default, number of key patterns."""
+    if not setting:
+        return "none"
+    try:
+        found = msgspec.json.decode(setting, type=dict[str, Any])
+        params = parse_params(found["params"], top_level=False)
+    except (msgspec.DecodeError, KeyError, ConfigError):  # an older or newer release: shown as it came
+        return setting
+    defaults = params_to_strings(parse_params({"type": params.type}, top_level=False))
+    given = params_to_strings(params)
+    parts = [params.type, *(f"{field}={value}" for field, value in given.items() if defaults.get(field) != value)]
+    patterns = len(found.get("per_key") or ())
+    return " ".join([*parts, *([f"({patterns} key patterns)"] if patterns else [])])
 
 
 def size(count: Number) -> str:

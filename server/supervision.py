@@ -88,6 +88,8 @@ def ended(process: Process, code: int) -> str:
 class Supervision:
     """The decisions of one launch. All times are seconds; `now` is monotonic.
 
+    `notice`: how much longer the grace is after the scheduler died, of which nobody can tell the others.
+
     `exit_code` is that of the first process that failed (128 + number for a signal), or of the launcher's own
     failure or interruption, and `verdict` names it; both are final once `phase` is FINISHED.
     """
@@ -96,6 +98,7 @@ class Supervision:
     drain: float = 5.0
     start: float = 30.0
     patience: float = 5.0
+    notice: float = 0.0
     phase: Phase = Phase.STARTING
     exit_code: int = 0
     alive: list[Process] = field(default_factory=list)
@@ -122,7 +125,8 @@ class Supervision:
         actions: list[Action] = [Report(process, code)] if listening else []
         if self.phase in (Phase.STARTING, Phase.RUNNING, Phase.LEAVING) and (code or early):
             told = ended(process, code) + (" before the job had started" if early else "")
-            actions += self._fail(told, INTERRUPTED - code if code < 0 else code or 1, now)
+            grace = self.grace + self.notice * (process.role is Role.SCHEDULER)
+            actions += self._fail(told, INTERRUPTED - code if code < 0 else code or 1, now, grace)
         return actions + self._settle(now)
 
     def signalled(self, number: int, now: float) -> list[Action]:
@@ -137,7 +141,7 @@ class Supervision:
 
     def failed(self, text: str, now: float) -> list[Action]:
         """The launcher itself cannot go on."""
-        return [] if self.verdict else [*self._fail(text, 1, now), *self._settle(now)]
+        return [] if self.verdict else [*self._fail(text, 1, now, self.grace), *self._settle(now)]
 
     def tick(self, now: float) -> list[Action]:
         """Time passed."""
@@ -151,10 +155,10 @@ class Supervision:
         workers = self._workers()
         return [*([Signal(forward, workers)] if workers else []), *self._settle(now)]
 
-    def _fail(self, text: str, code: int, now: float) -> list[Action]:
+    def _fail(self, text: str, code: int, now: float, grace: float) -> list[Action]:
         self.verdict, self.exit_code = text, code
-        self._enter(Phase.GRACE, now + self.grace)
-        return [Say(f"{text}; the other workers get {self.grace:g} s to end")] if self._workers() else []
+        self._enter(Phase.GRACE, now + grace)
+        return [Say(f"{text}; the other workers get {grace:g} s to end")] if self._workers() else []
 
     def _settle(self, now: float) -> list[Action]:
         """Go on as far as the processes and the time allow."""
@@ -164,7 +168,10 @@ class Supervision:
         late = now >= self.deadline
         match self.phase:
             case Phase.STARTING if late:
-                return [*self._fail(f"the scheduler did not start within {self.start:g} s", 1, now), *self._settle(now)]
+                return [
+                    *self._fail(f"the scheduler did not start within {self.start:g} s", 1, now, 0.0),
+                    *self._settle(now),
+                ]
             case Phase.RUNNING if not self._workers():
                 self._enter(Phase.LEAVING, now + self.drain)
             case Phase.LEAVING if late:

@@ -185,9 +185,15 @@ def test_launch_options(planned: list[Plan]) -> None:
 
 
 def test_launch_needs_no_dashes_before_the_command(planned: list[Plan]) -> None:
-    run("launch", "-n", "1", sys.executable, "-n", "--help")
+    run("launch", "-n", "1", sys.executable, "-n", "--help", DMLC_ROLE="nonsense of an outer job")
     assert planned[0].command == (sys.executable, "-n", "--help")
     assert (planned[0].servers, planned[0].port, planned[0].env) == (1, 0, {})
+
+
+def test_launch_grants_the_time_in_which_a_dead_scheduler_is_noticed(planned: list[Plan]) -> None:
+    run("launch", "-n", "1", sys.executable)
+    run("launch", "-n", "1", "--env", "KVSTORE_DEAD_AFTER=3", sys.executable, KVSTORE_HEARTBEAT="0.5")
+    assert [plan.notice for plan in planned] == [17.0, 4.0]
 
 
 # --- tools ------------------------------------------------------------------------------------------------------------

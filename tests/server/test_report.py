@@ -9,7 +9,15 @@ import pytest
 from kvstore.compression.registry import describe, known_names
 from kvstore.errors import OperationTimeoutError
 from kvstore.messages import KeyStatus, ProcessStatus, Role, Status
-from kvstore.server.report import print_codecs, print_findings, print_status, ratio, size, status_json
+from kvstore.server.report import (
+    compression_summary,
+    print_codecs,
+    print_findings,
+    print_status,
+    ratio,
+    size,
+    status_json,
+)
 from kvstore.server.status import Finding, JobStatus
 
 ENDPOINT = "tcp://[::1]:4711|ipc:///run/x#0123456789abcdef"
@@ -86,6 +94,23 @@ def test_every_codec_and_parameter_is_listed(capsys: pytest.CaptureFixture[str])
     assert [row[3:] for row in rows if row[3] == "threshold"] == [["threshold", "0.5", "a finite number > 0"]]
     parameters = sum(len(codec.parameters) for codec in describe())
     assert len([row for row in rows if row[3]]) == parameters
+
+
+@pytest.mark.parametrize(
+    ("setting", "text"),
+    [
+        (None, "none"),
+        ('{"params": {"type": "2bit", "threshold": "0.5"}, "per_key": []}', "2bit"),
+        (
+            '{"params": {"type": "2bit", "threshold": "0.25", "min_elements": "9"}, "per_key": [["*.bias", {}]]}',
+            "2bit threshold=0.25 min_elements=9 (1 key patterns)",
+        ),
+        ('{"params": {"type": "of the future"}}', '{"params": {"type": "of the future"}}'),
+        ("something else", "something else"),
+    ],
+)
+def test_compression_summary(setting: str | None, text: str) -> None:
+    assert compression_summary(setting) == text
 
 
 @pytest.mark.parametrize(

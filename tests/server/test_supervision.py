@@ -21,7 +21,7 @@ TERM, KILL, INT, HUP = signal.SIGTERM, signal.SIGKILL, signal.SIGINT, signal.SIG
 
 def running() -> Supervision:
     """A job of two workers and a server that runs since time 0."""
-    supervision = Supervision(grace=5.0, drain=4.0, start=30.0, patience=3.0)
+    supervision = Supervision(grace=5.0, drain=4.0, start=30.0, patience=3.0, notice=17.0)
     for process in (SCHED, S0, W0, W1):
         supervision.started(process, 0.0)
     supervision.running()
@@ -99,8 +99,20 @@ TABLE: dict[str, tuple[list[tuple[Any, ...]], list[Action], Phase, int]] = {
     ),
     "the scheduler fails": (
         [("exited", SCHED, 1, 1.0)],
-        [Say("scheduler exited with code 1; the other workers get 5 s to end")],
+        [Say("scheduler exited with code 1; the other workers get 22 s to end")],
         Phase.GRACE,
+        1,
+    ),
+    "the others need time to notice that the scheduler is gone": (
+        [("exited", SCHED, 1, 1.0), ("tick", 22.9)],
+        [],
+        Phase.GRACE,
+        1,
+    ),
+    "nobody noticed": (
+        [("exited", SCHED, 1, 1.0), ("tick", 23.0)],
+        [Signal(TERM, (S0, W0, W1))],
+        Phase.TERMINATING,
         1,
     ),
     "the first failure counts": (
