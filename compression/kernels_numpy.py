@@ -9,7 +9,6 @@ are nothing (01 is never written). The buffer is padded with 00 to a multiple of
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -35,9 +34,8 @@ def packed_size(n: int) -> int:
 
 def max_abs(x: Floats) -> float:
     """The largest |x|; infinity or NaN if any is among x (NaN wins). Denormals count."""
-    if not x.size:
-        return 0.0
-    return max((float(np.abs(x[span]).max()) for span in _spans(x.size)), key=lambda v: math.inf if v != v else v)
+    largest = [np.abs(x[span]).max() for span in _spans(x.size)]
+    return float(np.max(largest)) if largest else 0.0
 
 
 def quantise2(gradient: Floats, residual: Floats, threshold: float, out: Bytes) -> None:

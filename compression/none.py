@@ -44,11 +44,15 @@ class NoneCodec:
 
     def decode_add(self, payload: Payload, out: Array, ctx: Context) -> None:
         """out += the values, which may be of a narrower dtype than out."""
-        out += self.values(payload, ctx, out).astype(out.dtype, copy=False)
+        values = self.values(payload, ctx, out)
+        with np.errstate(over="ignore", invalid="ignore"):  # raw values are the sender's, whatever they are
+            out += values.astype(out.dtype, copy=False)
 
     def decode_into(self, payload: Payload, out: Array, ctx: Context) -> None:
         """out = the values."""
-        out[...] = self.values(payload, ctx, out)
+        values = self.values(payload, ctx, out)
+        with np.errstate(over="ignore", invalid="ignore"):
+            out[...] = values
 
     def sum_encoded(self, payloads: Sequence[Payload], ctx: Context) -> Payload | None:
         """Raw values are added where they are decoded, in a wider dtype; never here."""
