@@ -19,6 +19,7 @@ from kvstore.errors import (
     KVStoreError,
     MismatchError,
     OperationTimeoutError,
+    PeerLeftError,
     PeerLostError,
     ProtocolError,
     from_wire,
@@ -349,8 +350,12 @@ class Shard:
         gone = self._gone.get(rank)
         if gone is None:
             return False
-        text = f"worker {rank} {'was lost' if gone.lost else 'left'} before it {deed}"
-        error = PeerLostError(text, role=Role.WORKER.value, rank=rank, age=gone.age)
+        error: KVStoreError
+        if gone.lost:
+            text = f"worker {rank} was lost before it {deed}"
+            error = PeerLostError(text, role=Role.WORKER.value, rank=rank, age=gone.age)
+        else:
+            error = PeerLeftError(f"worker {rank} left before it {deed}", role=Role.WORKER.value, rank=rank)
         self._out.failed(sender, sequence, error, [entry] if entry else None)
         return True
 
