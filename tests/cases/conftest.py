@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import psutil
 import pytest
 
 import kvstore
@@ -47,7 +48,8 @@ from kvstore.errors import *
 from kvstore import errors
 
 FOLDER = Path(__file__).parent
-RANK = int(os.environ["DMLC_WORKER_ID"])
+RANK = int(os.environ.get("DMLC_WORKER_ID", "-1"))
+NAME = os.environ.get("RESULT", RANK)
 
 def caught(call, *args, **kwargs):
     """The error that a call raises, as [class name, text, facts]; None if it raises none."""
@@ -59,9 +61,9 @@ def caught(call, *args, **kwargs):
 
 def report(value):
     """What this worker found out; the test finds it in `results[rank]`."""
-    kept = FOLDER / f"result-{RANK}.part"
+    kept = FOLDER / f"result-{NAME}.part"
     kept.write_text(json.dumps(value, default=lambda array: array.tolist()))
-    kept.rename(FOLDER / f"result-{RANK}.json")
+    kept.rename(FOLDER / f"result-{NAME}.json")
 
 def wait_for(name, limit=20.0):
     """Wait for a file in the folder that the job's processes and the test share."""
@@ -73,8 +75,8 @@ def wait_for(name, limit=20.0):
 
 def tell(name, text=""):
     """Create that file, whole."""
-    (FOLDER / f"{name}.part{RANK}").write_text(text)
-    (FOLDER / f"{name}.part{RANK}").rename(FOLDER / name)
+    (FOLDER / f"{name}.part{NAME}").write_text(text)
+    (FOLDER / f"{name}.part{NAME}").rename(FOLDER / name)
 '''
 
 
@@ -132,6 +134,15 @@ class Job:
         except subprocess.TimeoutExpired:
             self.stop()
             return None
+
+    def processes(self, role: str) -> list[psutil.Process]:
+        """Its processes of a role, by rank."""
+        found: dict[int, psutil.Process] = {}
+        for process in psutil.Process(self.process.pid).children(recursive=True):
+            environment = process.environ()
+            if environment.get("DMLC_ROLE") == role and process.ppid() == self.process.pid:
+                found[int(environment.get(f"DMLC_{role.upper()}_ID", "0"))] = process
+        return [found[rank] for rank in sorted(found)]
 
     def stop(self) -> None:
         """End it: the launcher ends its processes on SIGTERM, and its guard does should the launcher be killed."""
@@ -205,11 +216,88 @@ class Jobs:
             job.stop()
 
 
+class ByHand:
+    """A job whose processes a test starts one by one; nobody but the scheduler watches over them.
+
+    Their output is in `folder`/NAME.output, what workers report in `result(NAME)`; `run_job`'s prelude serves too.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.environment: dict[str, str] = {}
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def scheduler(
+        self, workers: int, servers: int, *options: str, env: Mapping[str, str] | None = None
+    ) -> subprocess.Popen[bytes]:
+        """Start the scheduler, wait until it listens; the others find it. `env`: variables of all processes."""
+        self.environment = {"DMLC_NUM_WORKER": str(workers), "DMLC_NUM_SERVER": str(servers), **(env or {})}
+        reading, writing = os.pipe()
+        with os.fdopen(reading, "rb") as told:
+            argv = ["-m", "kvstore.server", "scheduler", "--port", "0", "--ready-fd", str(writing), *options]
+            process = self._start("scheduler", argv, {}, (writing,))
+            os.close(writing)
+            endpoint = told.readline().decode().strip()
+        assert endpoint, (self.folder / "scheduler.output").read_text()
+        self.environment.setdefault("DMLC_PS_ROOT_URI", "127.0.0.1")
+        self.environment["DMLC_PS_ROOT_PORT"] = endpoint.rpartition(":")[2]
+        return process
+
+    def server(self, rank: int, *options: str, **env: str) -> subprocess.Popen[bytes]:
+        """Start a server."""
+        argv = ["-m", "kvstore.server", "server", *options]
+        return self._start(f"server{rank}", argv, {"DMLC_SERVER_ID": str(rank), **env})
+
+    def worker(
+        self, name: str, worker: Worker, uses: Sequence[Callable[..., Any]] = (), **env: str
+    ) -> subprocess.Popen[bytes]:
+        """Start a worker that runs a function or a script."""
+        script = self.folder / f"{name}.py"
+        script.write_text(_script(worker, {}, uses))
+        return self._start(name, [str(script)], {"RESULT": name, **env})
+
+    def wait_for(self, *names: str) -> None:
+        """Wait for files that workers `tell`."""
+        for name in names:
+            _await(self.folder / name)
+
+    def result(self, name: str) -> Any:
+        """What a worker reported, once it has ended."""
+        path = self.folder / f"result-{name}.json"
+        assert path.exists(), (self.folder / f"{name}.output").read_text()
+        return json.loads(path.read_text())
+
+    def stop(self) -> None:
+        """End whatever runs."""
+        for process in self.processes:
+            if process.poll() is None:
+                process.kill()
+            process.wait(5.0)
+
+    def _start(
+        self, name: str, argv: Sequence[str], env: Mapping[str, str], fds: tuple[int, ...] = ()
+    ) -> subprocess.Popen[bytes]:
+        with (self.folder / f"{name}.output").open("wb") as output:
+            process = subprocess.Popen(
+                [sys.executable, *argv], cwd=self.folder, env=_environment(self.folder, {**self.environment, **env}),
+                stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, pass_fds=fds,
+            )  # fmt: skip
+        self.processes.append(process)
+        return process
+
+
+def _await(path: Path, limit: float = 20.0) -> None:
+    end = time.monotonic() + limit
+    while not path.exists():
+        assert time.monotonic() < end, f"{path.name} does not come"
+        time.sleep(0.01)
+
+
 def _script(worker: Worker, args: Mapping[str, Any], uses: Sequence[Callable[..., Any]]) -> str:
     if isinstance(worker, str):
         return f"{PRELUDE}\n{textwrap.dedent(worker)}"
     texts = [textwrap.dedent(inspect.getsource(function)) for function in (*uses, worker)]
-    call = f"report({worker.__name__}(**json.loads({json.dumps(dict(args))!r})))"
+    call = f"if __name__ == '__main__':\n    report({worker.__name__}(**json.loads({json.dumps(dict(args))!r})))"
     return "\n\n".join([PRELUDE, *texts, call, ""])
 
 
@@ -217,6 +305,14 @@ def _environment(folder: Path, env: Mapping[str, str]) -> dict[str, str]:
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("DMLC_", "KVSTORE_"))}
     paths = [str(folder), str(Path(kvstore.__file__).resolve().parents[1]), inherited.get("PYTHONPATH", "")]
     return {**inherited, **ENVIRONMENT, "PYTHONPATH": os.pathsep.join(filter(None, paths)), **env}
+
+
+@pytest.fixture
+def by_hand(tmp_path: Path) -> Iterator[ByHand]:
+    """A job whose processes the test starts one by one."""
+    job = ByHand(tmp_path)
+    yield job
+    job.stop()
 
 
 @pytest.fixture
