@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from kvstore.session import Operation
 
 MAX_ENTRIES = 1024
+MAX_STRETCH = 1 << 20
 SERVER_SHARE = 0.9
 """Part of the remaining time that a server may wait: its answer names who is missing, ours could not."""
 
@@ -148,6 +149,7 @@ class Lane:
         self._rank = rank
         self._pushes: _Window[PushPart] = _Window()
         self._pulls: _Window[PullPart] = _Window()
+        self._stretched = 1
         self._awaited: defaultdict[tuple[Key, int], list[tuple[int, PullPart]]] = defaultdict(list)
 
     def queue_push(self, part: PushPart) -> None:
@@ -166,13 +168,26 @@ class Lane:
             sequence = next_sequence()
             self._pushes.launch(sequence, pushes, now)
             actions.append(self._push_message(sequence, pushes))
-        while pulls := self._pulls.batch(credit, message_bytes):
+        while pulls := self._pulls.batch(credit * self._stretched, message_bytes):
             sequence = next_sequence()
             self._pulls.launch(sequence, pulls, now)
             for part in pulls:
                 self._awaited[part.entry.key, part.entry.chunk].append((sequence, part))
             actions.append(self._pull_message(sequence, pulls, now))
         return actions
+
+    def stretch(self) -> None:
+        """Called at every tick: double the credit of pulls while some wait for credit and none was answered.
+
+        A pull may wait on its server for pushes of other workers, which may wait for what this worker does after a
+        pull that has no credit yet: with a fixed limit they could wait for each other for ever.
+        """
+        self._stretched = min(self._stretched * 2, MAX_STRETCH) if self._pulls.queue and self._pulls.flights else 1
+
+    @property
+    def num_pulls(self) -> int:
+        """How many chunks are asked for, or to be asked for."""
+        return sum(1 for _ in self._pulls.parts())
 
     def resend(self, now: float) -> list[Action]:
         """Repeat messages that stayed unanswered: their connection may have broken. Servers apply them once."""
@@ -236,6 +251,7 @@ class Lane:
         for sequence, part in answered:
             self._pulls.land(sequence, [part])
             self._unawait(part)
+            self._stretched = 1
 
     def _unawait(self, part: PullPart) -> None:
         place = part.entry.key, part.entry.chunk
@@ -249,7 +265,7 @@ class Lane:
         return Send(self.address, message, [part.frame for part in parts])
 
     def _pull_message(self, sequence: int, parts: Sequence[PullPart], now: float) -> Send:
-        left = min(part.operation.deadline for part in parts) - now
+        left = max(part.operation.deadline for part in parts) - now
         entries = [part.entry for part in parts]
         timeout = max(left, 0.0) * SERVER_SHARE
         return Send(self.address, Pull(sequence=sequence, rank=self._rank, entries=entries, timeout=timeout))

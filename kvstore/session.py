@@ -5,15 +5,15 @@ An `Operation` is what a user waits for: a number of parts, a deadline, an error
     Pull     a chunk at a version; done when its value has been copied into `target`
     Request  any other message; done when it is answered
 
-Order: one pair of processes keeps the order of its messages. On top of that a push of a chunk waits until every
-earlier pull of that chunk is answered, so that a pull sees exactly the rounds that preceded it. Pushes never wait
-for pulls of other chunks, so workers that use different orders of keys cannot block each other.
+Order: one pair of processes keeps the order of its messages. On top of that a push of a chunk waits until every pull
+of that chunk at an earlier round is answered, so that a pull sees exactly the rounds that preceded it. Pushes never
+wait for pulls of other chunks, so workers that use different orders of keys cannot block each other.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -108,8 +108,13 @@ Part = Push | Pull | Request
 
 @dataclass
 class _ChunkOrder:
-    pulls: int = 0
+    """Of one chunk: how many pulls at which round are unanswered, and the pushes of later rounds, in order."""
+
+    pulls: dict[int, int] = field(default_factory=dict)
     blocked: deque[PushPart] = field(default_factory=deque)
+
+    def holds(self, push: PushPart) -> bool:
+        return any(number < push.entry.round for number in self.pulls)
 
 
 class Session:
@@ -145,7 +150,8 @@ class Session:
                     self._queue_push(operation, part)
                     touched.add(server)
                 case Pull(server=server):
-                    self._order[part.entry.key, part.entry.chunk].pulls += 1
+                    pulls = self._order[part.entry.key, part.entry.chunk].pulls
+                    pulls[part.entry.round] = pulls.get(part.entry.round, 0) + 1
                     self._lanes[server].queue_pull(PullPart(operation, part.entry, part.target, part.priority))
                     touched.add(server)
                 case Request():
@@ -177,12 +183,12 @@ class Session:
         """Expire operations and send again what stayed unanswered."""
         for operation in [late for late in self._operations if late.deadline <= now]:
             operation.fail(self._timed_out(operation, now))
-        actions: list[Action] = []
         if any(operation.done for operation in self._operations):
             self._forget_done()
-            actions += [action for server in range(len(self._lanes)) for action in self._pump(server, now)]
-        for lane in self._lanes:
-            actions += lane.resend(now)
+        actions: list[Action] = []
+        for server, lane in enumerate(self._lanes):
+            lane.stretch()
+            actions += [*self._pump(server, now), *lane.resend(now)]
         for sequence, (operation, request, sent) in self._requests.items():
             if sent.due(now, self._config.retry):
                 message = request.build(sequence, max(operation.deadline - now, 0.0))
@@ -200,8 +206,7 @@ class Session:
         """A server is lost: end whatever waits for it."""
         address = server_address(server)
         self._lost[address] = error
-        waiting = set(self._lanes[server].operations())
-        waiting |= {operation for operation, request, _ in self._requests.values() if request.to == address}
+        waiting = {operation for operation, to in self._unanswered() if to == address}
         for operation in waiting:
             operation.fail(error)
         self._forget_done()
@@ -215,14 +220,18 @@ class Session:
         for lane in self._lanes:
             lane.validate()
         assert all(not operation.done for operation in self._operations)
-        assert all(order.pulls >= 0 for order in self._order.values())
+        for order in self._order.values():
+            assert order.pulls and all(count > 0 for count in order.pulls.values()), "nothing holds these pushes"
+            assert not order.blocked or order.holds(order.blocked[0]), "a push waits for nothing"
+        pulls = sum(sum(order.pulls.values()) for order in self._order.values())
+        assert pulls == sum(lane.num_pulls for lane in self._lanes)
 
     # --- parts ----------------------------------------------------------------------------------------------------
 
     def _queue_push(self, operation: Operation, part: Push) -> None:
         queued = PushPart(operation, part.entry, part.frame, part.priority, part.server)
         order = self._order.get((part.entry.key, part.entry.chunk))
-        if order is not None and (order.pulls or order.blocked):
+        if order is not None and (order.blocked or order.holds(queued)):
             order.blocked.append(queued)
         else:
             self._lanes[part.server].queue_push(queued)
@@ -258,7 +267,7 @@ class Session:
             for part in self._lanes[server].take_pulls(entry):
                 self._fill(part, frame)
                 finished.append(part.operation)
-                self._pull_ended(entry.key, entry.chunk)
+                self._pull_ended(entry)
         actions = self._pump(server, now)
         self._complete(finished)
         return actions
@@ -276,13 +285,16 @@ class Session:
         else:
             part.target[:] = data
 
-    def _pull_ended(self, key: Key, chunk: int) -> None:
-        order = self._order[key, chunk]
-        order.pulls -= 1
-        if order.pulls == 0:
-            for push in order.blocked:
-                self._lanes[push.server].queue_push(push)
-            del self._order[key, chunk]
+    def _pull_ended(self, entry: ChunkEntry) -> None:
+        order = self._order[entry.key, entry.chunk]
+        order.pulls[entry.round] -= 1
+        if not order.pulls[entry.round]:
+            del order.pulls[entry.round]
+        while order.blocked and not order.holds(order.blocked[0]):
+            push = order.blocked.popleft()
+            self._lanes[push.server].queue_push(push)
+        if not order.pulls:
+            del self._order[entry.key, entry.chunk]
 
     def _answer(
         self, sender: str, sequence: int, answer: Answer, frames: Sequence[Frame], now: float
@@ -333,28 +345,34 @@ class Session:
         """Drop the parts of operations that ended with an error; pushes behind their pulls may go now."""
         for sequence in [number for number, (operation, _, _) in self._requests.items() if operation.done]:
             del self._requests[sequence]
-        for (key, chunk), order in list(self._order.items()):
+        for order in self._order.values():
             for push in order.blocked:
                 if push.operation.done:
                     _release(push)
             order.blocked = deque(push for push in order.blocked if not push.operation.done)
-            if not order.pulls and not order.blocked:
-                del self._order[key, chunk]
         for lane in self._lanes:
             pushes, pulls = lane.drop_done()
             for push in pushes:
                 _release(push)
             for pull in pulls:
-                self._pull_ended(pull.entry.key, pull.entry.chunk)
+                self._pull_ended(pull.entry)
         self._operations = {operation for operation in self._operations if not operation.done}
 
+    def _unanswered(self) -> Iterator[tuple[Operation, str]]:
+        """Every operation with the address of each part that it waits for."""
+        for lane in self._lanes:
+            yield from ((operation, lane.address) for operation in lane.operations())
+        for order in self._order.values():
+            yield from ((push.operation, server_address(push.server)) for push in order.blocked)
+        yield from ((operation, request.to) for operation, request, _ in self._requests.values())
+
     def _timed_out(self, operation: Operation, now: float) -> OperationTimeoutError:
-        silent = [lane.address for lane in self._lanes if operation in set(lane.operations())]
-        silent += [request.to for other, request, _ in self._requests.values() if other is operation]
+        silent = [to for other, to in self._unanswered() if other is operation]
         waited = now - operation.started
+        names = ", ".join(sorted(set(silent)))
         said = "".join(f"; {who} refused a message: {text}" for who, text in self._complaints.items() if who in silent)
         return OperationTimeoutError(
-            f"{operation.what} did not finish within {waited:.1f} s: no answer yet from {', '.join(sorted(set(silent)))}{said}"
+            f"{operation.what} did not finish within {waited:.1f} s: no answer yet from {names}{said}"
             f" (KVSTORE_TIMEOUT sets the limit; `kvstore-server status` shows who is in)",
             rank=self._rank,
         )
