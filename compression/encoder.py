@@ -15,8 +15,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+from functools import cache, cached_property
+from typing import Any, cast
 
 import numpy as np
 
@@ -94,7 +94,7 @@ class KeyEncoder:
         self.dtype = np.dtype(dtype)
         self.rank = rank
         self.chunk_elements = chunk_elements
-        self.residual = Residual(n)
+        self.residual = Residual(n, chunk_elements)
         self._states: dict[int, State] = {}
         self._codec: Codec | None = None
 
@@ -128,7 +128,7 @@ class KeyEncoder:
                 f"as float32; nothing was sent. Push finite values, or set on_nonfinite='propagate'"
             )
             raise NonFiniteError(text, key=self.key, rank=self.rank, count=count)
-        fused = codec if feedback and isinstance(codec, FusedFeedback) else None
+        fused = cast(FusedFeedback, codec) if feedback and _is_fused(type(codec)) else None
         return Prepared(self, flat, codec, fused, feedback, round, count, bound)
 
     def encode(self, prepared: Prepared, *, copy: bool = True) -> Iterator[EncodedChunk]:
@@ -185,7 +185,7 @@ class KeyEncoder:
             raise CheckpointError(text, key=self.key)
         self.reset()
         if values is not None:
-            self.residual.load(values, self.chunk_starts)
+            self.residual.load(values)
         for name, value in saved.items():
             if name.startswith("state/"):
                 _, start, field = name.split("/", 2)
@@ -225,7 +225,7 @@ class KeyEncoder:
             p = self._with_residual(flat, start, min(start + self.chunk_elements, self.n))
             finite = np.isfinite(p)
             count += int(p.size - finite.sum())
-            exact = max(exact, float(np.abs(np.where(finite, p, 0)).max(initial=0)))
+            exact = max(exact, float(np.abs(np.where(finite, p, 0)).max()))
         return exact, count
 
     def _with_residual(self, flat: Array, start: int, stop: int) -> Array:
@@ -273,13 +273,21 @@ class KeyEncoder:
         """Send gradient + residual in the key's dtype; nothing stays unsent."""
         start, stop = ctx.offset, ctx.offset + ctx.n
         x = prepared.flat[start:stop]
-        if self.residual.pending(start, stop, x) is not None:
-            x = _saturated(self._with_residual(prepared.flat, start, stop), self.dtype)
+        unsent = self.residual.pending(start, stop, x)
+        if unsent is not None:
+            wide = x if self.dtype == np.float64 else _float32(x)
+            with np.errstate(over="ignore", invalid="ignore"):
+                x = _saturated(wide + unsent, self.dtype)
             self.residual.clear(start, stop)
         elif copy:
             x = x.copy()
         payload, _ = _RAW.encode(kernels_for(x).to_host(x), None, ctx)
         return _RAW.params.type, payload
+
+
+@cache
+def _is_fused(codec: type[Any]) -> bool:
+    return issubclass(codec, FusedFeedback)
 
 
 def _float32(x: Array) -> Array:

@@ -20,8 +20,9 @@ class Residual:
     number that no element's absolute value exceeds: it tells cheaply that x + residual cannot overflow.
     """
 
-    def __init__(self, n: int) -> None:
+    def __init__(self, n: int, chunk_elements: int) -> None:
         self.n = n
+        self.chunk_elements = chunk_elements
         self.bound = 0.0
         self._values: Array | None = None
         self._pending: set[int] = set()  # starts of the chunks that may hold something
@@ -31,23 +32,25 @@ class Residual:
         return bool(self._pending)
 
     def writable(self, start: int, stop: int, like: Array) -> Array:
-        """The elements start..stop where `like` lies, for an update in place."""
+        """The elements start..stop, one chunk or all, where `like` lies, for an update in place."""
         if self._values is None:
             self._values = np.zeros_like(like, np.float32, shape=(self.n,))
         else:
             self._values = kernels_for(like).to_device(self._values, like)
-        self._pending.add(start)
+        self._pending.update(range(start, stop, self.chunk_elements))
         return self._values[start:stop]
 
     def pending(self, start: int, stop: int, like: Array) -> Array | None:
         """The elements start..stop, None if they are all zero."""
-        return self.writable(start, stop, like) if start in self._pending else None
+        held = any(chunk in self._pending for chunk in range(start, stop, self.chunk_elements))
+        return self.writable(start, stop, like) if held else None
 
     def clear(self, start: int, stop: int) -> None:
-        """Everything of this chunk has been sent."""
-        if start in self._pending and self._values is not None:
+        """Everything of these elements has been sent."""
+        chunks = self._pending.intersection(range(start, stop, self.chunk_elements))
+        if chunks and self._values is not None:
             self._values[start:stop] = 0
-            self._pending.discard(start)
+            self._pending -= chunks
         if not self._pending:
             self.reset()
 
@@ -62,10 +65,10 @@ class Residual:
             return None
         return np.array(kernels_for(self._values).to_host(self._values))
 
-    def load(self, values: Array, chunk_starts: range) -> None:
+    def load(self, values: Array) -> None:
         """Take over exported values."""
         self._values = np.array(values, np.float32).reshape(self.n)
-        self._pending = set(chunk_starts)
+        self._pending = set(range(0, self.n, self.chunk_elements))
         self.bound = kernels_for(self._values).max_abs(self._values)
 
 

@@ -1,6 +1,6 @@
 """The kernels on a CUDA device: same names as `kernels_numpy`, launched through CuPy. The only file that imports it.
 
-Arrays must be on the current device. Each file of `cuda/` is compiled once per process and kind of device, by NVRTC
+The arrays of one call lie on one device, which need not be the current one. Each file of `cuda/` is compiled once per process and kind of device, by NVRTC
 directly (see `cuda_text`), and loaded once per device.
 """
 
@@ -29,8 +29,9 @@ _BLOCKS = 4096  # at most; a thread walks in strides of the whole grid
 def max_abs(x: Array) -> float:
     """See `kernels_numpy.max_abs`. Waits for the device."""
     _check(x, np.float32, x.size)
-    largest = cupy.zeros(1, np.uint32)
-    _launch("max_abs_bits", x.size, x, np.int64(x.size), largest)
+    with x.device:
+        largest = cupy.zeros(1, np.uint32)
+    _launch("max_abs_bits", x, x.size, (x, np.int64(x.size), largest))
     value: float = struct.unpack("<f", struct.pack("<I", int(largest[0])))[0]
     return value
 
@@ -41,14 +42,14 @@ def quantise2(gradient: Array, residual: Array, threshold: float, out: Array) ->
     _check(gradient, np.float32, n)
     _check(residual, np.float32, n)
     _check(out, np.uint8, packed_size(n))
-    _launch("quantise2", out.size, gradient, residual, np.int64(n), np.float32(threshold), out)
+    _launch("quantise2", out, out.size, (gradient, residual, np.int64(n), np.float32(threshold), out))
 
 
 def decode2(data: Array, threshold: float, out: Array) -> None:
     """See `kernels_numpy.decode2`."""
     _check(out, np.float32, out.size)
     _check(data, np.uint8, packed_size(out.size))
-    _launch("decode2", data.size, data, np.int64(out.size), np.float32(threshold), out)
+    _launch("decode2", out, data.size, (data, np.int64(out.size), np.float32(threshold), out))
 
 
 def decode2_add(data: Array, threshold: float, out: Array) -> None:
@@ -63,14 +64,16 @@ def decode2_add_many(data: Sequence[Array], threshold: float, out: Array) -> Non
     _check(out, np.float32, out.size)
     for one in data:
         _check(one, np.uint8, packed_size(out.size))
-    addresses = cupy.asarray(np.array([one.data.ptr for one in data], np.uint64))
+    with out.device:
+        addresses = cupy.asarray(np.array([one.data.ptr for one in data], np.uint64))
     arguments = (addresses, np.int32(len(data)), np.int64(out.size), np.float32(threshold), out)
-    _launch("decode2_add_many", data[0].size, *arguments)
+    _launch("decode2_add_many", out, data[0].size, arguments)
 
 
 def empty_bytes(n: int, like: Array) -> Array:
-    """A new array of n bytes on the current device."""
-    return cupy.empty(n, np.uint8)
+    """A new array of n bytes on the device of `like`."""
+    with like.device:
+        return cupy.empty(n, np.uint8)
 
 
 def to_host(data: Array) -> Array:
@@ -79,8 +82,9 @@ def to_host(data: Array) -> Array:
 
 
 def to_device(data: Array, like: Array) -> Array:
-    """The same array on the current device."""
-    return cupy.asarray(data)
+    """The same array on the device of `like`; moved there from the host or another device if need be."""
+    with like.device:
+        return cupy.asarray(data)
 
 
 def warm_up() -> None:
@@ -89,10 +93,12 @@ def warm_up() -> None:
         _function(name, cupy.cuda.Device().id)
 
 
-def _launch(name: str, threads: int, *arguments: Any) -> None:
+def _launch(name: str, where: Array, threads: int, arguments: tuple[Any, ...]) -> None:
+    """Run a kernel on the device of `where`, for `threads` pieces of work."""
     if threads:
         blocks = min(-(-threads // _THREADS), _BLOCKS)
-        _function(name, cupy.cuda.Device().id)((blocks,), (_THREADS,), arguments)
+        with where.device:
+            _function(name, where.device.id)((blocks,), (_THREADS,), arguments)
 
 
 @cache

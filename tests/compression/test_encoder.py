@@ -277,6 +277,25 @@ def test_any_codec_gets_feedback_and_keeps_its_state(counting: type[Counting]) -
     assert set(other.state()) == {"residual"}  # another codec starts from nothing, the residual stays
 
 
+def test_a_codec_of_whole_keys_takes_and_leaves_what_chunks_left(
+    counting: type[Counting], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(counting, "unit", "key")
+    encoder = KeyEncoder("w", 100, F4, chunk_elements=32)
+    push(encoder, np.full(100, 0.25, np.float32), TWO_BIT)
+    (chunk,) = push(encoder, np.full(100, 1, np.float32), CountingParams())
+    assert (chunk.index, chunk.offset, chunk.n) == (0, 0, 100)
+    assert chunk.payload.data.view(np.float32).tolist() == [1.25] * 50
+    assert encoder.state()["residual"].tolist() == [0, 1.25] * 50
+    assert received(encoder, push(encoder, np.zeros(100, np.float32), RAW)).tolist() == [0, 1.25] * 50
+
+
+def test_float64_goes_raw_in_full_precision() -> None:
+    encoder = KeyEncoder("w", 32, np.dtype(np.float64))
+    push(encoder, np.full(32, 0.25), TWO_BIT)
+    assert (received(encoder, push(encoder, np.full(32, 1 + 2.0**-40), RAW)) == 1.25 + 2.0**-40).all()
+
+
 def test_an_encoding_that_grows_is_replaced_by_raw(counting: type[Counting], monkeypatch: pytest.MonkeyPatch) -> None:
     encoder = KeyEncoder("w", 32, F4)
     push(encoder, floats(1), CountingParams())
