@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeAlias, runtime_checkable
 
@@ -126,16 +125,14 @@ def _bounds(kind: msgspec.inspect.IntType | msgspec.inspect.FloatType) -> list[s
     return [" and ".join(f"{sign} {limit}" for sign, limit in limits if limit is not None)]
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(msgspec.Struct, frozen=True):
     """What a decoder may believe of bytes from outside; checked before anything is allocated."""
 
     max_elements: int = 2**31
     max_payload_bytes: int = 2**31
 
 
-@dataclass(frozen=True, slots=True)
-class Context:
+class Context(msgspec.Struct, frozen=True, eq=False):
     """Which chunk is being encoded or decoded, known alike to both sides.
 
     Elements `offset .. offset + n` of the flattened key; `dtype` is the key's; `round` is the number of this
@@ -149,15 +146,14 @@ class Context:
     rank: int = 0
     round: int = 1
     seed: int = 0
-    dtype: np.dtype[Any] = field(default_factory=lambda: np.dtype(np.float32))
-    limits: Limits = field(default_factory=Limits)
+    dtype: np.dtype[Any] = np.dtype(np.float32)
+    limits: Limits = Limits()
 
     def __str__(self) -> str:
         return f"key {self.key!r}, chunk {self.chunk}, rank {self.rank}"
 
 
-@dataclass(frozen=True, slots=True)
-class Payload:
+class Payload(msgspec.Struct, frozen=True, eq=False):
     """One encoded chunk: the bare codec bytes, and the few numbers a decoder needs beside them.
 
     data: 1-d uint8 array (host, or device before it is sent); any bytes-like object where it was received.
@@ -165,7 +161,7 @@ class Payload:
     """
 
     data: Array
-    meta: Mapping[str, Number] = field(default_factory=dict)
+    meta: Mapping[str, Number] = {}
 
     @property
     def nbytes(self) -> int:

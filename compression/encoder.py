@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any, cast
 
+import msgspec
 import numpy as np
 
 from kvstore.compression.codec import (
@@ -43,8 +43,7 @@ _FLOAT32_MAX = float(np.finfo(np.float32).max)
 _RAW = NoneCodec()
 
 
-@dataclass(frozen=True, slots=True)
-class EncodedChunk:
+class EncodedChunk(msgspec.Struct, frozen=True, eq=False):
     """One chunk, ready to be sent: elements `offset .. offset + n` of the flattened key."""
 
     index: int
@@ -60,8 +59,7 @@ class EncodedChunk:
         return self.payload.nbytes
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
+class Prepared(msgspec.Struct, frozen=True, eq=False):
     """A gradient that was found fit to be encoded, and how; made by `KeyEncoder.prepare`.
 
     flat: 1-d contiguous, the key's dtype; the caller's own memory where that was contiguous.

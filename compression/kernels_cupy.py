@@ -1,7 +1,7 @@
 """The kernels on a CUDA device: same names as `kernels_numpy`, launched through CuPy. The only file that imports it.
 
-The arrays of one call lie on one device, which need not be the current one. Each file of `cuda/` is compiled once per process and kind of device, by NVRTC
-directly (see `cuda_text`), and loaded once per device.
+The arrays of one call lie on one device, which need not be the current one. Each file of `cuda/` is compiled once per
+process and kind of device, by NVRTC directly (see `cuda_text`), and loaded once per device.
 """
 
 from __future__ import annotations

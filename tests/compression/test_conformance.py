@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -240,5 +239,5 @@ def test_payloads_of_earlier_versions_decode_to_the_same(name: str) -> None:
 
 
 def test_context_is_a_value() -> None:
-    with pytest.raises(dataclasses.FrozenInstanceError):
+    with pytest.raises(AttributeError):
         Context("w", 1).n = 2  # type: ignore[misc]
