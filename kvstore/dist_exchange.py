@@ -11,7 +11,9 @@ from kvstore.messages import PushEntry
 from kvstore.session import Part, Pull, Push
 
 BATCH_BYTES = 1 << 20
-"""Raw size of what is handed to the sending thread at once: large enough to fuse small keys, small enough to overlap."""
+"""What is handed to the sending thread at once: large enough to fuse small keys, small enough to overlap."""
+RAW_BATCH_BYTES = 4 << 20
+"""The same, as the raw size of what compressed chunks stand for."""
 
 
 def push_parts(
@@ -25,7 +27,7 @@ def push_parts(
     Counts a round for each key. With `copy=False` raw chunks share the gradient's memory.
     """
     batch: list[Part] = []
-    waiting = 0
+    waiting = raw_waiting = 0
     for position, (key, prepared) in enumerate(keys):
         key.round += 1
         key.counters.pushes += 1
@@ -35,10 +37,11 @@ def push_parts(
             batch.append(_push(key, chunk, priority))
             if destinations is not None:
                 batch.append(_pull(key, destinations[position], chunk.index, priority))
-            waiting += chunk.raw_nbytes
-            if waiting >= BATCH_BYTES:
+            waiting += chunk.nbytes
+            raw_waiting += chunk.raw_nbytes
+            if waiting >= BATCH_BYTES or raw_waiting >= RAW_BATCH_BYTES:
                 yield batch
-                batch, waiting = [], 0
+                batch, waiting, raw_waiting = [], 0, 0
             started = time.perf_counter()
     yield batch
 

@@ -27,6 +27,7 @@ DTYPES: Mapping[str, DType] = {
 
 _HALF = frozenset(("float16", "bfloat16"))
 _FLOAT = _HALF | {"float32", "float64"}
+_WIDE: Mapping[DType, DType] = {DTYPES[name]: DTYPES["float32"] for name in _HALF}
 
 
 def named_dtype(name: str, key: Key) -> DType:
@@ -51,7 +52,7 @@ def is_float(dtype: DType) -> bool:
 
 def accumulator(dtype: DType) -> DType:
     """Return the type in which sums and master values are kept: float32 for half precision, else the type itself."""
-    return DTYPES["float32"] if dtype.name in _HALF else dtype
+    return _WIDE.get(dtype, dtype)
 
 
 def as_bytes_view(flat: NDArray) -> memoryview:

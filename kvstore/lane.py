@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 MAX_ENTRIES = 1024
 MAX_STRETCH = 1 << 20
+PULL_BATCH = 4
+"""One request asks for so many messages of values: answers are cut to size by the server, requests are small."""
 SERVER_SHARE = 0.9
 """Part of the remaining time that a server may wait: its answer names who is missing, ours could not."""
 
@@ -168,7 +170,7 @@ class Lane:
             sequence = next_sequence()
             self._pushes.launch(sequence, pushes, now)
             actions.append(self._push_message(sequence, pushes))
-        while pulls := self._pulls.batch(credit * self._stretched, message_bytes):
+        while pulls := self._pulls.batch(credit * self._stretched, message_bytes * PULL_BATCH):
             sequence = next_sequence()
             self._pulls.launch(sequence, pulls, now)
             for part in pulls:

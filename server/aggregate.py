@@ -6,8 +6,9 @@ stay encoded until the round is complete and are then decoded and summed in one 
 
 from __future__ import annotations
 
+import functools
 import itertools
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -15,9 +16,12 @@ import numpy.typing as npt
 from kvstore.compression.codec import Accumulating, Codec, Context, Payload
 from kvstore.compression.none import NoneCodec
 from kvstore.dtypes import accumulator
-from kvstore.errors import PayloadError
 
 Array: TypeAlias = npt.NDArray[Any]
+
+
+KEPT_WHERE_IT_ARRIVED = 65536
+"""Smaller payloads share ZeroMQ's receive buffers, which they would keep alive: those are copied."""
 
 
 class Encoded(NamedTuple):
@@ -35,73 +39,92 @@ class Aggregate:
         self._dtype = accumulator(dtype)
         self._held: dict[int, Encoded] = {}
         self._sum: Array | None = None
+        self._owned = False
         self._next = 0
-        self._ranks: set[int] = set()
+        self.ranks: set[int] = set()
+        """Who has pushed."""
 
     def __contains__(self, rank: int) -> bool:
-        return rank in self._ranks
+        return rank in self.ranks
 
-    @property
-    def ranks(self) -> frozenset[int]:
-        """Who has pushed."""
-        return frozenset(self._ranks)
-
-    def add(self, codec: Codec, payload: Payload, context: Context) -> None:
-        """Take the push of `context.rank`.
+    def add(self, push: Encoded) -> None:
+        """Take the push of one rank.
 
         Raises:
             PayloadError: the bytes break the codec's format; nothing changed.
         """
-        check_payload(codec, payload, context)
-        self._held[context.rank] = Encoded(codec, payload, context)
-        self._ranks.add(context.rank)
+        push.codec.check(push.payload, push.context)
+        self._held[push.context.rank] = push
+        self.ranks.add(push.context.rank)
         while self._next in self._held and isinstance(self._held[self._next].codec, NoneCodec):
-            self._fold([self._held.pop(self._next)])
+            self._fold_raw(self._held.pop(self._next))
             self._next += 1
 
-    def finish(self) -> Array:
-        """Return the sum as a new flat array of the accumulator's dtype; the aggregate is used up."""
+    def finish(self, writable: bool = True) -> Array:
+        """Return the sum as a flat array of the accumulator's dtype; the aggregate is used up.
+
+        With `writable=False` a single raw push may be returned as it arrived, without a copy.
+        """
         waiting = [self._held[rank] for rank in sorted(self._held)]
         self._held.clear()
-        for _, group in itertools.groupby(waiting, key=lambda push: type(push.codec)):
-            self._fold(list(group))
+        for kind, group in itertools.groupby(waiting, key=lambda push: type(push.codec)):
+            if kind is NoneCodec:
+                for push in group:
+                    self._fold_raw(push)
+            else:
+                self._fold_encoded(list(group))
         assert self._sum is not None
+        if writable:
+            self._own()
         return self._sum
 
-    def _fold(self, pushes: list[Encoded]) -> None:
+    def _fold_raw(self, push: Encoded) -> None:
+        """The first push stays where it arrived, the second is added to it into a new array, later ones in place."""
+        values = np.frombuffer(push.payload.data, np.uint8).view(push.context.dtype)
+        if self._sum is None:
+            self._sum = values
+            keep = values.dtype == self._dtype and values.flags.aligned and values.nbytes >= KEPT_WHERE_IT_ARRIVED
+            if not keep:
+                self._own()
+        elif self._owned:
+            self._sum += values
+        else:
+            self._sum, self._owned = np.add(self._sum, values), True
+
+    def _fold_encoded(self, pushes: list[Encoded]) -> None:
         codec, payload, context = pushes[0]
         if self._sum is None and len(pushes) == 1:
-            self._sum = np.empty(context.n, self._dtype)
+            self._sum, self._owned = np.empty(context.n, self._dtype), True
             decode_into(codec, payload, self._sum, context)
             return
         if self._sum is None:
-            self._sum = np.zeros(context.n, self._dtype)
-        if isinstance(codec, Accumulating):
-            codec.accumulate([push.payload for push in pushes], self._sum, [push.context for push in pushes])
+            self._sum, self._owned = np.zeros(context.n, self._dtype), True
+        self._own()
+        if (counting := as_accumulating(codec)) is not None:
+            counting.accumulate([push.payload for push in pushes], self._sum, [push.context for push in pushes])
         else:
-            for codec, payload, context in pushes:
-                codec.decode_add(payload, self._sum, context)
+            for push in pushes:
+                push.codec.decode_add(push.payload, self._sum, push.context)
+
+    def _own(self) -> None:
+        if not self._owned and self._sum is not None:
+            self._sum, self._owned = self._sum.astype(self._dtype), True
 
 
-def check_payload(codec: Codec, payload: Payload, context: Context) -> None:
-    """Raise PayloadError unless `payload` can be decoded as `context.n` elements."""
-    if isinstance(codec, Accumulating):
-        codec.check(payload, context)
-    elif isinstance(codec, NoneCodec):
-        if payload.nbytes != codec.max_bytes(context.n, context.dtype):
-            raise PayloadError(
-                f"{context}: {payload.nbytes} raw bytes, {context.n} elements of {context.dtype} take "
-                f"{codec.max_bytes(context.n, context.dtype)}",
-                key=context.key, rank=context.rank,
-            )  # fmt: skip
-    else:
-        codec.decode_add(payload, np.zeros(context.n, np.float32), context)
+def as_accumulating(codec: Codec) -> Accumulating | None:
+    """The codec as one that counts, None if it does not."""
+    return cast(Accumulating, codec) if _accumulates(type(codec)) else None
+
+
+@functools.cache
+def _accumulates(kind: type[Codec]) -> bool:
+    return issubclass(kind, Accumulating)  # asked for every chunk, and slow to find out
 
 
 def decode_into(codec: Codec, payload: Payload, out: Array, context: Context) -> None:
     """out = the decoded chunk, directly where the codec offers that."""
     direct = getattr(codec, "decode_into", None)
-    if direct is not None and (out.dtype == np.float32 or isinstance(codec, NoneCodec)):
+    if direct is not None and out.dtype == np.float32:
         direct(payload, out, context)
     else:
         out.fill(0)

@@ -17,7 +17,7 @@ from kvstore.compression.registry import codec_named
 from kvstore.errors import ConfigError, KVStoreError, PeerLeftError, PeerLostError, ProtocolError, ServerError
 from kvstore.messages import Frame, Gone, PushEntry, Role
 from kvstore.optimizer import Optimizer
-from kvstore.server.aggregate import Aggregate, Array, Encoded, check_payload
+from kvstore.server.aggregate import Aggregate, Array, Encoded
 from kvstore.server.stored import StoredChunk, StoredKey
 
 RoundOf: TypeAlias = tuple[int, int]
@@ -64,7 +64,7 @@ class Updates:
         stored.count_push(context.n, push.payload.nbytes)
         if stored.sync:
             open_round = chunk.open_round(entry.round)
-            open_round.aggregate.add(*push)
+            open_round.aggregate.add(push)
             open_round.refused.pop(rank, None)
             self._complete_rounds(stored, chunk)
         else:
@@ -81,7 +81,7 @@ class Updates:
 
     def missing(self, chunk: StoredChunk) -> list[int]:
         """Ranks whose push the next round still lacks."""
-        there = chunk.open[chunk.round + 1].aggregate.ranks if chunk.round + 1 in chunk.open else frozenset()
+        there = chunk.open[chunk.round + 1].aggregate.ranks if chunk.round + 1 in chunk.open else ()
         return [rank for rank in range(self.num_workers) if rank not in there]
 
     def obstacle(
@@ -119,7 +119,7 @@ class Updates:
             if len(aggregate.ranks) < self.num_workers:
                 return
             del chunk.open[chunk.round + 1]
-            total = aggregate.finish()
+            total = aggregate.finish(writable=self.optimizer is not None or stored.average)
             if stored.average:
                 total = _divided(total, self.num_workers)
             self._apply(stored, chunk, total, (chunk.round + 1, JOINT))
@@ -130,12 +130,12 @@ class Updates:
                 f"key {chunk.key!r}: an asynchronous push needs an optimizer on the servers; call set_optimizer first",
                 key=chunk.key, rank=push.context.rank,
             )  # fmt: skip
-        check_payload(push.codec, push.payload, push.context)
+        push.codec.check(push.payload, push.context)
         rank = push.context.rank
         chunk.early[rank, push.context.round] = push
         while (waiting := chunk.early.pop((rank, chunk.pushed.get(rank, 0) + 1), None)) is not None:
             aggregate = Aggregate(chunk.value.dtype)
-            aggregate.add(*waiting)
+            aggregate.add(waiting)
             self._apply(stored, chunk, aggregate.finish(), (waiting.context.round, rank))
 
     def _apply(self, stored: StoredKey, chunk: StoredChunk, total: Array, number: RoundOf) -> None:
