@@ -203,6 +203,13 @@ class Member:
             return []
         return [Send(SCHEDULER, message) for message in self._due(now)]
 
+    def learn_of(self, gone: Gone) -> None:
+        """Another process is out; who tells does not matter. A server may do so before the scheduler's roster comes."""
+        key = (gone.role, gone.rank)
+        if key != (self.role, self.rank) and key not in self.gone:
+            self.gone[key] = gone
+            self._events.append(PeerGone(gone))
+
     def leave(self, sequence: int, now: float) -> list[Action]:
         """Leave in good order; done when `state` is left. Before the start there is nothing to wait for."""
         if self.state not in (JOINING, ACTIVE):
@@ -245,9 +252,8 @@ class Member:
             key = (gone.role, gone.rank)
             if key == (self.role, self.rank):
                 self._learn_own(gone)
-            elif key not in self.gone:
-                self.gone[key] = gone
-                self._events.append(PeerGone(gone))
+            else:
+                self.learn_of(gone)
 
     def _learn_own(self, gone: Gone) -> None:
         if gone.lost:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from kvstore.config import Config
-from kvstore.errors import KVStoreError, PeerLostError
+from kvstore.errors import KVStoreError, PeerLostError, from_wire
 from kvstore.machine import SCHEDULER, Action, Connect, Send, server_address
 from kvstore.member import Broken, Member, MemberState, PeerGone, Started
-from kvstore.messages import Exited, Frame, Gone, Message, Role
+from kvstore.messages import Exited, Failed, Failure, Frame, Gone, Message, Role
 from kvstore.session import Operation, Part, Session, abandon
 
 
@@ -54,7 +54,9 @@ class WorkerMachine:
         """See `kvstore.machine.Machine`."""
         if sender == SCHEDULER and self.member.concerns(message):
             return [*self.member.receive(message, now), *self._follow()]
-        return self.session.receive(sender, message, frames, now) if self.session else []
+        if isinstance(message, Failed):
+            self._learn_from(message.failure)
+        return [*self._follow(), *(self.session.receive(sender, message, frames, now) if self.session else [])]
 
     def unreachable(self, to: str, now: float) -> list[Action]:
         """Connections of a worker queue what cannot be sent; nothing to do."""
@@ -70,6 +72,12 @@ class WorkerMachine:
         self.member.validate()
         if self.session:
             self.session.validate()
+
+    def _learn_from(self, failure: Failure) -> None:
+        """Whoever is told that a peer is lost finds it counted, also if the scheduler's roster is still on its way."""
+        error = from_wire(failure.error, failure.text, failure.facts)
+        if isinstance(error, PeerLostError) and error.role in tuple(Role) and isinstance(error.rank, int):
+            self.member.learn_of(Gone(Role(error.role), error.rank, True, error.age or 0.0))
 
     def _follow(self) -> list[Action]:
         actions: list[Action] = []

@@ -78,7 +78,7 @@ class WorkerThread:
         if self._stop.is_set() or not self._thread.is_alive():
             self._stop.set()
             return
-        if leave and self.machine.session is not None:
+        if leave and self.machine.session is not None and self.machine.error is None:
             self._post(self.machine.leave)
             self._thread.join(FLUSH)
         elif not leave:
@@ -109,7 +109,7 @@ class WorkerThread:
             log.debug("worker thread ends", exc_info=True)
         finally:
             if self._transport is not None:
-                self._transport.close(flush=FLUSH)
+                self._transport.close(flush=FLUSH if self.machine.error is None else 0.0)  # else nobody listens
             self._changed.set()
 
     def _serve(self, transport: ZmqTransport) -> None:
