@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from kvstore.compression.encoder import EncodedChunk, Prepared
 from kvstore.dist_key import Destination, DistKey
-from kvstore.messages import PushEntry
+from kvstore.keys import mirrored
+from kvstore.messages import Key, PushEntry
 from kvstore.session import Part, Pull, Push
+from kvstore.store import Keys
+from kvstore.wire import frame_bytes
 
 BATCH_BYTES = 1 << 20
 """What is handed to the sending thread at once: large enough to fuse small keys, small enough to overlap."""
@@ -66,3 +70,32 @@ def _pull(key: DistKey, destination: Destination, chunk: int, priority: int) -> 
     target = destination.chunk(chunk)
     key.counters.pulled_bytes += target.size
     return Pull(key.server(chunk), key.version(chunk), target, priority)
+
+
+def finisher(
+    key: Keys,
+    out: Any,
+    keys: Sequence[DistKey],
+    given: Sequence[tuple[Key, list[Any]]],
+    destinations: Sequence[Destination],
+) -> Callable[[], Any]:
+    """What a finished pull does: fill the outs, and return the call's result in the form of its `key`."""
+
+    def finish() -> Any:
+        new = [destination.finish() for destination in destinations]
+        for one in keys:
+            one.counters.pulls += 1
+        if out is not None and all(outs for _, outs in given):
+            return out
+        results = [
+            value if not outs else outs[0] if len(outs) == 1 else outs
+            for value, (_, outs) in zip(new, given, strict=True)
+        ]
+        return mirrored(key, results)
+
+    return finish
+
+
+def pushed_bytes(part: Part) -> int:
+    """Size of an encoded chunk, 0 for other parts."""
+    return frame_bytes(part.frame) if isinstance(part, Push) else 0

@@ -127,3 +127,9 @@ def _memory_of(out: Any, key: DistKey) -> NDArray | None:
         return None
     usable = out.flags.c_contiguous and out.flags.aligned and out.dtype.isnative
     return out.reshape(-1) if usable else None
+
+
+def listed(keys: Sequence[DistKey]) -> str:
+    """For messages: "key 'w'", "5 keys ('a', 'b', 'c', ...)"."""
+    names = ", ".join(repr(key.key) for key in keys[:3])
+    return f"key {names}" if len(keys) == 1 else f"{len(keys)} keys ({names}{', ...' if len(keys) > 3 else ''})"

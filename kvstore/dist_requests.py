@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 from kvstore.dist_key import DistKey
 from kvstore.dtypes import NDArray, as_bytes_view
@@ -14,8 +15,8 @@ from kvstore.messages import (
     AssignEntry,
     Barrier,
     Declare,
-    DeclareEntry,
     Declared,
+    DeclareEntry,
     Failure,
     Frame,
     Key,
@@ -30,21 +31,30 @@ def assignments(
     keys: Sequence[tuple[DistKey, NDArray]], sync: bool, average: bool, message_bytes: int
 ) -> Iterator[Request]:
     """Rank 0's values of keys, flat, to the servers: messages of up to `message_bytes` each."""
-    batches: dict[int, tuple[list[AssignEntry], list[Frame]]] = {}
+    batches: dict[int, _Batch] = {}
     for key, flat in keys:
         for chunk in key.chunks:
             entry = AssignEntry(
                 key.key, chunk, key.template.shape, key.dtype.name, key.epoch, key.round, sync, average, key.whole
             )
             frame = as_bytes_view(flat[key.part(chunk)])
-            entries, frames = batches.setdefault(key.server(chunk), ([], []))
-            if entries and sum(map(frame_bytes, frames)) + frame_bytes(frame) > message_bytes:
-                yield _assign(key.server(chunk), entries, frames, key.rank)
-                entries, frames = batches[key.server(chunk)] = ([], [])
-            entries.append(entry)
-            frames.append(frame)
-    for server, (entries, frames) in batches.items():
-        yield _assign(server, entries, frames, keys[0][0].rank)
+            server, size = key.server(chunk), frame_bytes(frame)
+            batch = batches.setdefault(server, _Batch())
+            if batch.entries and batch.size + size > message_bytes:
+                yield _assign(server, batch.entries, batch.frames, key.rank)
+                batch = batches[server] = _Batch()
+            batch.entries.append(entry)
+            batch.frames.append(frame)
+            batch.size += size
+    for server, batch in batches.items():
+        yield _assign(server, batch.entries, batch.frames, keys[0][0].rank)
+
+
+@dataclass
+class _Batch:
+    entries: list[AssignEntry] = field(default_factory=list)
+    frames: list[Frame] = field(default_factory=list)
+    size: int = 0
 
 
 def declarations(
@@ -74,22 +84,20 @@ def to_all_servers(num_servers: int, build: Callable[[int, float], Message]) -> 
 
 def barrier(rank: int, turn: int) -> Request:
     """This rank's `turn`-th barrier."""
-    return Request(SCHEDULER, lambda number, left: Barrier(sequence=number, rank=rank, turn=turn, timeout=_less(left)))
+    return Request(SCHEDULER, lambda number, left: Barrier(sequence=number, rank=rank, turn=turn, timeout=less(left)))
 
 
 def agreement(rank: int, topic: str, turn: int, value: str) -> Request:
     """This rank's `turn`-th value for `topic`, which all ranks must give alike."""
     return Request(
         SCHEDULER,
-        lambda number, left: Agree(
-            sequence=number, rank=rank, topic=topic, turn=turn, value=value, timeout=_less(left)
-        ),
+        lambda number, left: Agree(sequence=number, rank=rank, topic=topic, turn=turn, value=value, timeout=less(left)),
     )
 
 
 def _assign(server: int, entries: list[AssignEntry], frames: list[Frame], rank: int) -> Request:
     def build(number: int, left: float) -> Assign:
-        return Assign(sequence=number, rank=rank, entries=entries, timeout=_less(left))
+        return Assign(sequence=number, rank=rank, entries=entries, timeout=less(left))
 
     return Request(server_address(server), build, frames)
 
@@ -100,7 +108,7 @@ def _declare(
     entries = [DeclareEntry(key.key, key.template.shape, key.dtype.name, key.epoch, sync, average) for key in keys]
 
     def build(number: int, left: float) -> Declare:
-        return Declare(sequence=number, rank=keys[0].rank, entries=entries, timeout=_less(left))
+        return Declare(sequence=number, rank=keys[0].rank, entries=entries, timeout=less(left))
 
     def answered(answer: Answer, frames: Sequence[Frame]) -> None:
         assert isinstance(answer, Declared)
@@ -119,6 +127,6 @@ def _refuse(server: int, keys: list[DistKey], failure: Failure) -> Request:
     )
 
 
-def _less(left: float) -> float:
+def less(left: float) -> float:
     """The receiver's share of the time left: its answer names who is missing, our own deadline could not."""
     return left * 0.9

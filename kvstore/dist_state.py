@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ import numpy as np
 from kvstore.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from kvstore.dist_key import DistKey
 from kvstore.dist_link import Link
-from kvstore.dist_requests import to_all_servers
+from kvstore.dist_requests import less, to_all_servers
 from kvstore.dtypes import NDArray, accumulator, as_bytes_view, from_bytes, named_dtype
 from kvstore.errors import CheckpointError, ConfigError, KVStoreError
 from kvstore.machine import server_address
@@ -33,10 +33,10 @@ PREFIX = "state:"
 
 
 class DistState:
-    """One rank's part in a save or load. `agree(text)` compares the ranks' outcomes and raises where they differ."""
+    """One rank's part in a save or load. `agree(topic, text)` raises where the ranks' texts differ."""
 
     def __init__(
-        self, link: Link, keys: Mapping[Key, DistKey], rank: int, writer: int, agree: Callable[[str], None]
+        self, link: Link, keys: Mapping[Key, DistKey], rank: int, writer: int, agree: Callable[[str, str], None]
     ) -> None:
         """`writer`: the rank that reads and writes the shared file."""
         self._link = link
@@ -110,11 +110,11 @@ class DistState:
             prepared = prepare()
         except KVStoreError as error:
             try:
-                self._agree(f"failed: {error}")
+                self._agree("load", f"failed: {error}")
             except KVStoreError:
                 raise error from None
             raise
-        self._agree("ok")
+        self._agree("load", "ok")
         return prepared
 
     def _own_path(self, path: str | PathLike[str]) -> Path:
@@ -149,9 +149,7 @@ class DistState:
         self._in_waves(f"reading the state of key {key.key!r}", requests)
         return [found[chunk] for chunk in key.chunks]
 
-    def _read_request(
-        self, key: DistKey, chunk: int, answered: Callable[[Answer, Sequence[Frame]], None]
-    ) -> Request:
+    def _read_request(self, key: DistKey, chunk: int, answered: Callable[[Answer, Sequence[Frame]], None]) -> Request:
         def build(number: int, left: float) -> ReadState:
             return ReadState(sequence=number, rank=self._rank, key=key.key, chunk=chunk)
 
@@ -175,7 +173,7 @@ class DistState:
         servers = next(iter(self._keys.values())).num_servers if self._keys else 0
 
         def build(number: int, left: float) -> SetOptimizer:
-            return SetOptimizer(sequence=number, rank=0, turn=0, spec=spec, timeout=left * 0.9)
+            return SetOptimizer(sequence=number, rank=0, turn=0, spec=spec, timeout=less(left))
 
         self._link.run("load", to_all_servers(servers, build))
 
@@ -218,7 +216,9 @@ class DistState:
         if spec is None and not checkpoint.state:
             return
         if spec is None:
-            raise ConfigError(f"{path}: optimizer state, but no optimizer is set and the file holds none; call set_optimizer")
+            raise ConfigError(
+                f"{path}: optimizer state, but no optimizer is set and the file holds none; call set_optimizer"
+            )
         optimizer = create_optimizer(spec_from_json(spec))
         for key, state in checkpoint.state.items():
             if key not in self._keys:
@@ -239,8 +239,8 @@ class DistState:
 def _joined(states: Sequence[tuple[State, Sequence[Frame]]]) -> dict[str, NDArray]:
     """Arrays by name, chunks one after another; what a chunk has not been updated with yet is zero, as it starts."""
     names: dict[str, NDArray] = {}
-    for state, frames in states:
-        for name, dtype, frame in zip(state.names, state.dtypes, frames, strict=True):
+    for state, _ in states:
+        for name, dtype in zip(state.names, state.dtypes, strict=True):
             names.setdefault(name, np.empty(0, named_dtype(dtype, state.key)))
     return {
         name: np.concatenate([_part(state, frames, name, empty) for state, frames in states])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from kvstore.errors import ConfigError, MismatchError
+from kvstore.errors import ConfigError, KVStoreError, MismatchError
 from kvstore.messages import Key
 from kvstore.optimizer import create_optimizer, spec_from_json, spec_to_json, with_learning_rate
 from kvstore.server.stored import StoredKey
@@ -16,7 +16,7 @@ class OptimizerTurns:
 
     def __init__(self, updates: Updates) -> None:
         self._updates = updates
-        self._turns: list[str] = []
+        self._turns: list[tuple[str, KVStoreError | None]] = []
         self.current: str | None = None
 
     def offer(self, rank: int, turn: int, spec: str, keys: Mapping[Key, StoredKey]) -> bool:
@@ -29,12 +29,25 @@ class OptimizerTurns:
             ConfigError: it needs whole arrays, and a key is already spread over several chunks.
         """
         if 0 < turn <= len(self._turns):
-            theirs = self._turns[turn - 1]
+            theirs, error = self._turns[turn - 1]
+            if error is not None:
+                raise error
             if spec != theirs:
                 raise MismatchError(f"set_optimizer: rank {rank} gave {spec}, rank 0 gave {theirs}", rank=rank)
             return True
         if rank != 0:
             return False
+        try:
+            self._install(spec, keys)
+        except KVStoreError as error:
+            if turn:
+                self._turns.append((spec, error))  # the other ranks' calls of this turn fail alike
+            raise
+        if turn:
+            self._turns.append((spec, None))
+        return True
+
+    def _install(self, spec: str, keys: Mapping[Key, StoredKey]) -> None:
         optimizer = create_optimizer(spec_from_json(spec))
         spread = [key for key, stored in keys.items() if not stored.whole and stored.spread]
         if optimizer.whole and spread:
@@ -44,10 +57,7 @@ class OptimizerTurns:
                 key=spread[0],
             )
         self._updates.install(optimizer, keys.values())
-        if turn:
-            self._turns.append(spec)
         self.current = spec
-        return True
 
     def set_learning_rate(self, learning_rate: float | None, multipliers: Mapping[str, float] | None) -> None:
         """Change the rate in force; the optimizer's state stays.
