@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from dataclasses import dataclass, field
 
 from kvstore.dist_key import DistKey
 from kvstore.dtypes import NDArray, as_bytes_view
