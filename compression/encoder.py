@@ -33,7 +33,7 @@ from kvstore.compression.codec import (
     State,
 )
 from kvstore.compression.feedback import Residual, leave_unsent
-from kvstore.compression.kernels import kernels_for
+from kvstore.compression.kernels import kernels_for, mover_for
 from kvstore.compression.none import NoneCodec
 from kvstore.compression.registry import feedback_enabled, make_codec
 from kvstore.errors import ArrayError, CheckpointError, NonFiniteError
@@ -256,7 +256,7 @@ class KeyEncoder:
                 self.residual.clear(start, stop)
         if state is not None:
             self._states[start] = state
-        return codec.params.type, Payload(kernels_for(x).to_host(payload.data), payload.meta)
+        return codec.params.type, Payload(mover_for(x).to_host(payload.data), payload.meta)
 
     def _chunk_is_raw(self, codec: Codec, prepared: Prepared, start: int, stop: int) -> bool:
         n = stop - start
@@ -279,7 +279,7 @@ class KeyEncoder:
             self.residual.clear(start, stop)
         elif copy:
             x = x.copy()
-        payload, _ = _RAW.encode(kernels_for(x).to_host(x), None, ctx)
+        payload, _ = _RAW.encode(mover_for(x).to_host(x), None, ctx)
         return _RAW.params.type, payload
 
 

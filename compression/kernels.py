@@ -50,6 +50,13 @@ def kernels_for(array: Array) -> Kernels:
     return chosen_kernels()
 
 
+def mover_for(array: Array) -> Kernels:
+    """Where `array` lies, for `to_host` and `to_device` only: does not load numba, which raw pushes never need."""
+    if type(array).__module__.partition(".")[0] == "cupy":
+        return _load("kernels_cupy")
+    return cast(Kernels, kernels_numpy)
+
+
 @cache
 def chosen_kernels() -> Kernels:
     """The kernels of the CPU that `KVSTORE_KERNELS` asks for; the setting is read once."""

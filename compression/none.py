@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from kvstore.compression.codec import Array, CompressionType, Context, Params, Payload, State, payload_bytes
-from kvstore.compression.kernels import kernels_for
+from kvstore.compression.kernels import mover_for
 
 
 class NoneParams(Params, frozen=True, tag=CompressionType.NONE.value):
@@ -65,4 +65,4 @@ class NoneCodec:
             PayloadError: the byte count is not n times the size of the key's dtype.
         """
         data = payload_bytes(payload, self.max_bytes(ctx.n, ctx.dtype), ctx)
-        return kernels_for(like).to_device(data, like).view(ctx.dtype.newbyteorder("<"))
+        return mover_for(like).to_device(data, like).view(ctx.dtype.newbyteorder("<"))

@@ -18,6 +18,7 @@ from typing import Any
 from kvstore import dist_requests as requests
 from kvstore.arrays import check_writable, describe
 from kvstore.compression.encoder import Prepared
+from kvstore.compression.kernels import warm_up
 from kvstore.compression.policy import RAW, CompressionPolicy
 from kvstore.config import Config
 from kvstore.dist_assign import assign, declare
@@ -244,6 +245,7 @@ class DistStore(KVStore):
     ) -> None:
         """See `KVStore`. Returns once every rank has called it with the same setting."""
         policy = CompressionPolicy.parse(params, per_key)
+        warm_up()
         with self._lock:
             self._check_open()
             self._settings.set_compression(policy)

@@ -16,7 +16,7 @@ from kvstore.errors import ConfigError, KVStoreError
 from kvstore.loop import Loop
 from kvstore.machine import SCHEDULER, Action, Send
 from kvstore.member import Broken, Member, MemberState, PeerGone
-from kvstore.messages import AskStatus, Frame, Message, Role, Status
+from kvstore.messages import AskStatus, Frame, Message, Role, SetCompression, Status
 from kvstore.server.malloc import tune_malloc
 from kvstore.server.shard import Shard
 from kvstore.server.stop import STOPPED, signals
@@ -55,6 +55,8 @@ class ServerMachine:
         """See `kvstore.machine.Machine`."""
         if isinstance(message, AskStatus):
             return [Send(sender, self._status(message))]
+        if isinstance(message, SetCompression):
+            warm_up()  # a raw job never loads the kernels; ZeroMQ's own threads keep this process alive meanwhile
         if sender == SCHEDULER:
             return [*self.member.receive(message, now), *self._follow(now)]
         return self.shard.receive(sender, message, frames, now)
@@ -124,7 +126,6 @@ def run_server(config: Config, *, imports: Sequence[str] = ()) -> int:
             wire = Wire(config.job, config.limits, config.checksum)
             loop = Loop(machine, transport, wire, tick_every=min(0.1, config.heartbeat / 4))
             loop.perform(machine.start(time.monotonic()))
-            warm_up()  # while the others start; ZeroMQ's own threads keep this process alive meanwhile
             loop.run(stop)
             if machine.error is not None:
                 return 1
