@@ -105,7 +105,9 @@ def _assign(server: int, entries: list[AssignEntry], frames: list[Frame], rank: 
 def _declare(
     server: int, keys: list[DistKey], sync: bool, average: bool, learn: Callable[[Key, bool], None]
 ) -> Request:
-    entries = [DeclareEntry(key.key, key.template.shape, key.dtype.name, key.epoch, sync, average) for key in keys]
+    entries = [
+        DeclareEntry(key.key, key.template.shape, key.dtype.name, key.epoch, sync, average, key.round) for key in keys
+    ]
 
     def build(number: int, left: float) -> Declare:
         return Declare(sequence=number, rank=keys[0].rank, entries=entries, timeout=less(left))

@@ -180,7 +180,8 @@ class AssignEntry(_Entry, frozen=True):
 
 
 class DeclareEntry(_Entry, frozen=True):
-    """A worker's view of a key; answered once the key has seen `epoch` assignments."""
+    """A worker's view of a key; answered once the key has seen `epoch` assignments, which stand for its first
+    `round` pushes too."""
 
     key: Key
     shape: Shape
@@ -188,6 +189,7 @@ class DeclareEntry(_Entry, frozen=True):
     epoch: Count
     sync: bool
     average: bool = False
+    round: Count = 0
 
 
 class Push(_Message, frozen=True, kw_only=True, tag="push"):

@@ -7,7 +7,6 @@ average, and nothing needs to be agreed. Chunks do not depend on S: results are 
 from __future__ import annotations
 
 import hashlib
-import math
 import struct
 from functools import lru_cache
 
@@ -23,7 +22,7 @@ def key_hash(key: Key) -> int:
 
 def chunk_count(elements: int, chunk_elements: int) -> int:
     """Number of chunks of a key; an empty key has one empty chunk, so that it takes part in rounds."""
-    return max(1, math.ceil(elements / chunk_elements))
+    return max(1, -(-elements // chunk_elements))
 
 
 def chunk_range(chunk: int, elements: int, chunk_elements: int) -> tuple[int, int]:

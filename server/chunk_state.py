@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from kvstore.dtypes import accumulator, as_bytes_view, from_bytes, named_dtype
 from kvstore.errors import CheckpointError
 from kvstore.machine import Send
@@ -36,7 +34,11 @@ def read_state(sender: str, message: ReadState, chunk: StoredChunk, optimizer: s
 
 
 def write_state(
-    message: WriteState, frames: Sequence[Frame], stored: StoredKey, chunk: StoredChunk, optimizer: Optimizer[Any] | None
+    message: WriteState,
+    frames: Sequence[Frame],
+    stored: StoredKey,
+    chunk: StoredChunk,
+    optimizer: Optimizer[Any] | None,
 ) -> None:
     """Set what the message names; what it does not name stays.
 
@@ -49,6 +51,8 @@ def write_state(
     state = {name.removeprefix(PREFIX): array for name, array in arrays.items() if name.startswith(PREFIX)}
     if len(state) != len(arrays):
         raise CheckpointError(f"key {message.key!r}: unknown parts {sorted(arrays)}", key=message.key)
+    if master is not None and (value is None or chunk.master.dtype == chunk.value.dtype):
+        raise CheckpointError(f"key {message.key!r}: a master goes with a half-precision value", key=message.key)
     _check("value", value, chunk.value, message)
     _check("master", master, chunk.master, message)
     fresh = _fresh_state(stored, chunk, optimizer, message) if state else {}
@@ -89,6 +93,8 @@ def _fresh_state(
         raise CheckpointError(f"key {message.key!r}: optimizer state, but no optimizer is set", key=message.key)
     if not stored.whole:
         return optimizer.create_state(chunk.master.size, chunk.master.dtype)
+    if not stored.complete:
+        raise CheckpointError(f"key {message.key!r}: not all of its chunks have a value", key=message.key)
     if stored.state is None:
         stored.state = optimizer.create_state(stored.elements, chunk.master.dtype)
     part = slice(chunk.start, chunk.start + chunk.master.size)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from kvstore.errors import ConfigError, KVStoreError, MismatchError
+from kvstore.errors import ConfigError, KVStoreError, MismatchError, ProtocolError
 from kvstore.messages import Key
 from kvstore.optimizer import create_optimizer, spec_from_json, spec_to_json, with_learning_rate
 from kvstore.server.stored import StoredKey
@@ -26,6 +26,7 @@ class OptimizerTurns:
 
         Raises:
             MismatchError: this rank's differs from rank 0's. UnknownNameError, ParameterError: see `create_optimizer`.
+            ProtocolError: a call of rank 0 was left out.
             ConfigError: it needs whole arrays, and a key is already spread over several chunks.
         """
         if 0 < turn <= len(self._turns):
@@ -37,6 +38,8 @@ class OptimizerTurns:
             return True
         if rank != 0:
             return False
+        if turn > len(self._turns) + 1:
+            raise ProtocolError(f"set_optimizer: call {turn} of rank 0 came after call {len(self._turns)}", rank=rank)
         try:
             self._install(spec, keys)
         except KVStoreError as error:

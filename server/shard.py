@@ -6,7 +6,9 @@ can be, else kept in `Waiting` until the chunk, the key or the job changes, or t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -51,10 +53,11 @@ from kvstore.messages import (
 from kvstore.partition import chunk_count, chunk_range
 from kvstore.server.chunk_state import read_state, write_state
 from kvstore.server.optimizer_turns import OptimizerTurns
-from kvstore.server.stored import StoredChunk, StoredKey
-from kvstore.server.updates import JOINT, Updates
+from kvstore.server.stored import JOINT, StoredChunk, StoredKey
+from kvstore.server.updates import Updates
 from kvstore.server.waiting import Outbox, Waiter, Waiting
 
+MAX_ELEMENTS = 2**62
 JOB = "job"
 """Subject of waits that any push or assignment may end."""
 
@@ -64,6 +67,7 @@ class Shard:
 
     def __init__(self, config: Config, num_workers: int) -> None:
         self._chunk_elements = config.chunk_elements
+        self._num_servers = max(1, config.num_servers)
         self._limits = config.limits
         self._keys: dict[Key, StoredKey] = {}
         self._updates = Updates(num_workers)
@@ -144,7 +148,6 @@ class Shard:
     def _push(self, sender: str, message: Push, frames: Sequence[Frame]) -> None:
         if len(frames) != len(message.entries):
             raise ProtocolError(f"push of {len(message.entries)} chunks came with {len(frames)} frames")
-        self._out.add(Send(sender, Ack(sequences=[message.sequence])))
         for entry, frame in zip(message.entries, frames, strict=True):
             failed = ChunkEntry(entry.key, entry.chunk, entry.round, 0)
             try:
@@ -160,6 +163,7 @@ class Shard:
             self._changed = True
             for index in stored.chunks if stored.whole else (entry.chunk,):
                 self._waiting.retry((entry.key, index))
+        self._out.add(Send(sender, Ack(sequences=[message.sequence])))
 
     def _pull(self, sender: str, message: Pull, entry: ChunkEntry, now: float) -> None:
         rank = message.rank
@@ -198,7 +202,7 @@ class Shard:
         if stored is None or chunk is None or chunk.epoch < entry.epoch:
             lacking = "rank 0 has not given it a value"
         elif stored.sync:
-            ranks = ", ".join(str(rank) for rank in self._updates.missing(chunk))
+            ranks = ", ".join(str(rank) for rank in self._updates.missing(stored, chunk))
             lacking = f"round {chunk.round + 1} lacks the push of rank {ranks}"
         else:
             lacking = f"own push {entry.round} has not arrived"
@@ -221,6 +225,8 @@ class Shard:
     # --- keys -----------------------------------------------------------------------------------------------------
 
     def _assign(self, sender: str, message: Assign, frames: Sequence[Frame], now: float) -> None:
+        if message.rank != 0:
+            raise ProtocolError(f"assignment by rank {message.rank}: values come from rank 0", rank=message.rank)
         if len(frames) != len(message.entries):
             raise ProtocolError(f"assignment of {len(message.entries)} chunks came with {len(frames)} frames")
         for entry, frame in zip(message.entries, frames, strict=True):
@@ -241,7 +247,9 @@ class Shard:
 
     def _check_assignment(self, entry: AssignEntry, frame: Frame) -> None:
         dtype = named_dtype(entry.dtype, entry.key)
-        elements = int(np.prod(entry.shape, dtype=object)) if entry.shape else 1
+        elements = math.prod(entry.shape)
+        if elements > MAX_ELEMENTS:
+            raise ProtocolError(f"key {entry.key!r}: shape {entry.shape} has more than 2**62 elements", key=entry.key)
         if not entry.chunk < chunk_count(elements, self._chunk_elements):
             raise ProtocolError(f"key {entry.key!r} of shape {entry.shape} has no chunk {entry.chunk}", key=entry.key)
         start, stop = chunk_range(entry.chunk, elements, self._chunk_elements)
@@ -266,31 +274,42 @@ class Shard:
             return False
         dtype = named_dtype(entry.dtype, entry.key)
         if stored is None or (stored.shape, stored.dtype) != (entry.shape, dtype):
-            elements = int(np.prod(entry.shape, dtype=object)) if entry.shape else 1
-            stored = self._keys[entry.key] = StoredKey(
-                entry.key, entry.shape, dtype, elements, entry.sync, entry.average, entry.whole
-            )
+            stored = self._keys[entry.key] = self._new_key(entry, dtype)
         value = np.frombuffer(frame, np.uint8).copy().view(dtype)
         master = value.astype(accumulator(dtype), copy=False)
         start, _ = chunk_range(entry.chunk, stored.elements, self._chunk_elements)
         fresh = StoredChunk(entry.key, entry.chunk, start, master, value, entry.epoch, entry.round)
         if chunk is not None:
-            fresh.pushed, fresh.open = chunk.pushed, chunk.open
+            fresh.pushed = chunk.pushed
+        if chunk is not None and chunk.value.size == value.size:
+            fresh.open, fresh.early = chunk.open, chunk.early
         stored.chunks[entry.chunk] = fresh
         stored.state = None
+        self._updates.skip(stored, fresh, 0, entry.round)
         self._waiting.retry((entry.key, entry.chunk))
         self._changed = True
         return True
+
+    def _new_key(self, entry: AssignEntry, dtype: np.dtype[Any]) -> StoredKey:
+        elements = math.prod(entry.shape)
+        count = chunk_count(elements, self._chunk_elements)
+        first = 0 if entry.whole else entry.chunk % self._num_servers
+        expected = len(range(first, count, 1 if entry.whole else self._num_servers))
+        return StoredKey(entry.key, entry.shape, dtype, elements, entry.sync, entry.average, entry.whole, expected)
 
     def _declare(self, sender: str, message: Declare, now: float) -> None:
         def attempt() -> bool:
             for entry in message.entries:
                 stored = self._keys.get(entry.key)
-                if stored is None or any(chunk.epoch < entry.epoch for chunk in stored.chunks.values()):
+                if stored is None or not stored.complete or stored.epoch < entry.epoch:
                     return self._fail_without(0, sender, message.sequence, f"gave key {entry.key!r} its value")
                 if (error := _difference(stored, entry, message.rank)) is not None:
                     self._out.failed(sender, message.sequence, error)
                     return True
+            for entry in message.entries:
+                stored = self._keys[entry.key]
+                for chunk in stored.chunks.values():
+                    self._updates.skip(stored, chunk, message.rank, entry.round)
             whole = [self._keys[entry.key].whole for entry in message.entries]
             self._out.add(Send(sender, Declared(sequence=message.sequence, whole=whole)))
             return True
@@ -322,7 +341,8 @@ class Shard:
     def _find(self, key: Key, index: int) -> tuple[StoredKey, StoredChunk]:
         stored = self._keys.get(key)
         if stored is None or index not in stored.chunks:
-            raise KeyNotInitializedError(f"chunk {index} of key {key!r} is not on this server: call init first", key=key)
+            text = f"chunk {index} of key {key!r} is not on this server: call init first"
+            raise KeyNotInitializedError(text, key=key)
         return stored, stored.chunks[index]
 
     def _wait_for(

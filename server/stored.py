@@ -11,6 +11,9 @@ from kvstore.errors import KVStoreError
 from kvstore.messages import Frame, Key
 from kvstore.server.aggregate import Aggregate, Array, Encoded
 
+JOINT = -1
+"""Stands for the pushing rank where a round is everybody's."""
+
 
 @dataclass
 class OpenRound:
@@ -42,6 +45,10 @@ class StoredChunk:
     early: dict[tuple[int, int], Encoded] = field(default_factory=dict)
     failures: dict[tuple[int, int], KVStoreError] = field(default_factory=dict)
 
+    def done(self, rank: int) -> int:
+        """Rounds applied: of all workers (JOINT), or pushes of one."""
+        return self.round if rank == JOINT else self.pushed.get(rank, 0)
+
     def publish(self, master: Array) -> None:
         """Replace the value."""
         self.master = master
@@ -60,6 +67,7 @@ class StoredChunk:
 class StoredKey:
     """A key and the chunks of it that lie here.
 
+    `expected`: how many chunks lie here once all are assigned.
     `whole`: all chunks lie here and are updated together; `state` then holds the optimizer's arrays of the whole key,
     `sums` the gradients that wait for the other chunks, by (round, pushing rank or -1).
     """
@@ -71,11 +79,22 @@ class StoredKey:
     sync: bool
     average: bool
     whole: bool
+    expected: int
     state: dict[str, Array] | None = None
     chunks: dict[int, StoredChunk] = field(default_factory=dict)
     sums: dict[tuple[int, int], dict[int, Array]] = field(default_factory=dict)
     raw_bytes: int = 0
     received_bytes: int = 0
+
+    @property
+    def complete(self) -> bool:
+        """Have all chunks that belong here been assigned?"""
+        return len(self.chunks) == self.expected
+
+    @property
+    def epoch(self) -> int:
+        """Assignments that every chunk here has seen."""
+        return min((chunk.epoch for chunk in self.chunks.values()), default=0)
 
     @property
     def spread(self) -> bool:

@@ -8,26 +8,32 @@ worker's in its own order. A failing optimizer leaves the value as it is; whoeve
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
 from kvstore.compression.codec import Context, Payload
+from kvstore.compression.none import NoneCodec
 from kvstore.compression.registry import codec_named
-from kvstore.errors import ConfigError, KVStoreError, PeerLeftError, PeerLostError, ProtocolError, ServerError
+from kvstore.errors import (
+    ArrayError,
+    ConfigError,
+    KVStoreError,
+    PeerLeftError,
+    PeerLostError,
+    ProtocolError,
+    ServerError,
+)
 from kvstore.messages import Frame, Gone, PushEntry, Role
 from kvstore.optimizer import Optimizer
 from kvstore.server.aggregate import Aggregate, Array, Encoded
-from kvstore.server.stored import StoredChunk, StoredKey
-
-RoundOf: TypeAlias = tuple[int, int]
-"""(number, pushing rank), the rank being JOINT for a round of all workers."""
+from kvstore.server.stored import JOINT, StoredChunk, StoredKey
 
 MAX_ROUNDS_AHEAD = 256
 """A worker that is further ahead of the slowest one is refused, which bounds the memory of a server."""
 KEPT_FAILURES = 16
-JOINT = -1
-"""Stands for the pushing rank where a round is everybody's."""
+INTEGERS = "biu"
+"""Kinds of element types that travel raw and that no optimizer updates."""
 
 
 class Updates:
@@ -37,6 +43,7 @@ class Updates:
         self.num_workers = num_workers
         self.optimizer: Optimizer[Any] | None = None
 
+    @np.errstate(all="ignore")  # whether infinity may come here is decided where gradients enter
     def push(self, stored: StoredKey, chunk: StoredChunk, rank: int, entry: PushEntry, frame: Frame) -> None:
         """Take one encoded chunk; apply what it completes.
 
@@ -45,8 +52,8 @@ class Updates:
         """
         if not 0 <= rank < self.num_workers:
             raise ProtocolError(f"push of rank {rank}, the job has ranks 0 to {self.num_workers - 1}")
-        done = chunk.round if stored.sync else chunk.pushed.get(rank, 0)
-        if entry.round <= done or (stored.sync and self._has(chunk, entry.round, rank)):
+        done = chunk.done(rank if not stored.sync else JOINT)
+        if entry.round <= done or self._has(stored, chunk, entry.round, rank):
             return
         if entry.round > done + MAX_ROUNDS_AHEAD:
             raise ProtocolError(
@@ -55,6 +62,11 @@ class Updates:
                 key=entry.key, rank=rank,
             )  # fmt: skip
         codec = codec_named(entry.codec)
+        if chunk.value.dtype.kind in INTEGERS and not isinstance(codec, NoneCodec):
+            raise ProtocolError(
+                f"rank {rank} pushes key {entry.key!r}, which holds {chunk.value.dtype}, as {entry.codec}: integers "
+                f"travel raw", key=entry.key, rank=rank,
+            )  # fmt: skip
         context = Context(
             key=entry.key, n=chunk.value.size, chunk=chunk.index, offset=chunk.start, rank=rank, round=entry.round,
             dtype=chunk.value.dtype,
@@ -66,21 +78,36 @@ class Updates:
             open_round = chunk.open_round(entry.round)
             open_round.aggregate.add(push)
             open_round.refused.pop(rank, None)
-            self._complete_rounds(stored, chunk)
+            self._advance(stored, chunk, JOINT)
         else:
             self._push_at_once(stored, chunk, push)
 
     def refuse(self, stored: StoredKey, chunk: StoredChunk, rank: int, number: int, error: KVStoreError) -> None:
         """That push of `rank` does not come, for this reason: who waits for it is told, until it comes after all."""
-        if not 0 <= rank < self.num_workers:
+        done = chunk.done(rank if not stored.sync else JOINT)
+        if not (0 <= rank < self.num_workers and done < number <= done + MAX_ROUNDS_AHEAD):
             return
-        if not stored.sync:
-            chunk.failures[number, rank] = error
-        elif chunk.round < number <= chunk.round + MAX_ROUNDS_AHEAD and not self._has(chunk, number, rank):
+        if self._has(stored, chunk, number, rank):
+            return
+        if stored.sync:
             chunk.open_round(number).refused[rank] = error
+        else:
+            chunk.failures[number, rank] = error
 
-    def missing(self, chunk: StoredChunk) -> list[int]:
-        """Ranks whose push the next round still lacks."""
+    def skip(self, stored: StoredKey, chunk: StoredChunk, rank: int, number: int) -> None:
+        """An assignment to an asynchronous key stands for the first `number` pushes of `rank`, arrived or not."""
+        if stored.sync or not 0 <= rank < self.num_workers or number <= chunk.done(rank):
+            return
+        chunk.pushed[rank] = number
+        chunk.early = {place: push for place, push in chunk.early.items() if place[0] != rank or place[1] > number}
+        stored.sums = {place: sums for place, sums in stored.sums.items() if place[1] != rank or place[0] > number}
+        self._advance(stored, chunk, rank)
+
+    def missing(self, stored: StoredKey, chunk: StoredChunk) -> list[int]:
+        """Ranks whose push the next round of a synchronous key still lacks."""
+        return sorted({rank for part in _unsummed(stored, chunk) for rank in self._missing(part)})
+
+    def _missing(self, chunk: StoredChunk) -> list[int]:
         there = chunk.open[chunk.round + 1].aggregate.ranks if chunk.round + 1 in chunk.open else ()
         return [rank for rank in range(self.num_workers) if rank not in there]
 
@@ -93,12 +120,13 @@ class Updates:
         """
         if not stored.sync:
             return chunk.failures.get((chunk.pushed.get(rank, 0) + 1, rank))
-        refused = chunk.open[chunk.round + 1].refused if chunk.round + 1 in chunk.open else {}
-        for rank in self.missing(chunk):
-            if rank in refused:
-                return refused[rank]
-            if rank in gone:
-                return _gone_error(stored, chunk, gone[rank])
+        for part in _unsummed(stored, chunk):
+            refused = part.open[part.round + 1].refused if part.round + 1 in part.open else {}
+            for rank in self._missing(part):
+                if rank in refused:
+                    return refused[rank]
+                if rank in gone:
+                    return _gone_error(stored, part, gone[rank])
         return None
 
     def install(self, optimizer: Optimizer[Any], keys: Iterable[StoredKey]) -> None:
@@ -110,19 +138,34 @@ class Updates:
                 chunk.state, chunk.step = None, 0
 
     @staticmethod
-    def _has(chunk: StoredChunk, number: int, rank: int) -> bool:
-        return number in chunk.open and rank in chunk.open[number].aggregate
+    def _has(stored: StoredKey, chunk: StoredChunk, number: int, rank: int) -> bool:
+        if chunk.index in stored.sums.get((number, JOINT if stored.sync else rank), ()):
+            return True
+        if stored.sync:
+            return number in chunk.open and rank in chunk.open[number].aggregate
+        return (rank, number) in chunk.early
 
-    def _complete_rounds(self, stored: StoredKey, chunk: StoredChunk) -> None:
-        while chunk.round + 1 in chunk.open:
-            aggregate = chunk.open[chunk.round + 1].aggregate
-            if len(aggregate.ranks) < self.num_workers:
-                return
-            del chunk.open[chunk.round + 1]
-            total = aggregate.finish(writable=self.optimizer is not None or stored.average)
-            if stored.average:
-                total = _divided(total, self.num_workers)
-            self._apply(stored, chunk, total, (chunk.round + 1, JOINT))
+    def _advance(self, stored: StoredKey, chunk: StoredChunk, rank: int) -> None:
+        """Apply what is ready of `rank` (JOINT: of all), round after round, in every chunk that this sets going."""
+        ready = [chunk]
+        while ready:
+            totals = [(part, total) for part in ready if (total := self._total(stored, part, rank)) is not None]
+            ready = [other for part, total in totals for other in self._apply(stored, part, total, rank)]
+
+    def _total(self, stored: StoredKey, chunk: StoredChunk, rank: int) -> Array | None:
+        """The sum of the next round, taken out of what waits, if it is complete."""
+        number = chunk.done(rank) + 1
+        if rank != JOINT:
+            push = chunk.early.pop((rank, number), None)
+            if push is None:
+                return None
+            aggregate = Aggregate(chunk.value.dtype)
+            aggregate.add(push)
+            return aggregate.finish()
+        if number not in chunk.open or len(chunk.open[number].aggregate.ranks) < self.num_workers:
+            return None
+        total = chunk.open.pop(number).aggregate.finish(writable=self.optimizer is not None or stored.average)
+        return _divided(total, self.num_workers) if stored.average else total
 
     def _push_at_once(self, stored: StoredKey, chunk: StoredChunk, push: Encoded) -> None:
         if self.optimizer is None:
@@ -133,28 +176,30 @@ class Updates:
         push.codec.check(push.payload, push.context)
         rank = push.context.rank
         chunk.early[rank, push.context.round] = push
-        while (waiting := chunk.early.pop((rank, chunk.pushed.get(rank, 0) + 1), None)) is not None:
-            aggregate = Aggregate(chunk.value.dtype)
-            aggregate.add(waiting)
-            self._apply(stored, chunk, aggregate.finish(), (waiting.context.round, rank))
+        self._advance(stored, chunk, rank)
 
-    def _apply(self, stored: StoredKey, chunk: StoredChunk, total: Array, number: RoundOf) -> None:
+    def _apply(self, stored: StoredKey, chunk: StoredChunk, total: Array, rank: int) -> list[StoredChunk]:
+        """Update the value, of a whole key once the sums of all chunks are there; return the chunks that went on."""
+        number = chunk.done(rank) + 1
         if self.optimizer is None or not stored.whole:
-            error = self._update_chunk(stored, chunk, total)
-            _finish(chunk, number, error)
-            return
-        sums = stored.sums.setdefault(number, {})
+            _finish(chunk, number, rank, self._update_chunk(stored, chunk, total))
+            return [chunk]
+        sums = stored.sums.setdefault((number, rank), {})
         sums[chunk.index] = total
-        if len(sums) == len(stored.chunks):
-            del stored.sums[number]
-            error = self._update_whole(stored, sums)
-            for part in stored.chunks.values():
-                _finish(part, number, error)
+        if len(sums) < stored.expected:
+            return []
+        del stored.sums[number, rank]
+        error = self._update_whole(stored, sums)
+        for part in stored.chunks.values():
+            _finish(part, number, rank, error)
+        return list(stored.chunks.values())
 
     def _update_chunk(self, stored: StoredKey, chunk: StoredChunk, total: Array) -> KVStoreError | None:
         if self.optimizer is None:
             chunk.publish(total)
             return None
+        if stored.dtype.kind in INTEGERS:
+            return _no_float_error(stored)
         try:
             if chunk.state is None:
                 chunk.state = self.optimizer.create_state(total.size, total.dtype)
@@ -168,6 +213,8 @@ class Updates:
 
     def _update_whole(self, stored: StoredKey, sums: dict[int, Array]) -> KVStoreError | None:
         assert self.optimizer is not None
+        if stored.dtype.kind in INTEGERS:
+            return _no_float_error(stored)
         chunks = [stored.chunks[index] for index in sorted(stored.chunks)]
         value = np.concatenate([chunk.master for chunk in chunks])
         total = np.concatenate([sums[chunk.index] for chunk in chunks])
@@ -187,13 +234,23 @@ class Updates:
 
 
 def _divided(total: Array, count: int) -> Array:
-    divide = np.divide if total.dtype.kind == "f" else np.floor_divide
-    divide(total, total.dtype.type(count), out=total)
+    """total / count, rounded down where it holds integers; a logical or stays one."""
+    if total.dtype.kind == "f":
+        np.divide(total, total.dtype.type(count), out=total)
+    elif total.dtype.itemsize < 8 and total.dtype.kind != "b":  # too small for `count`, perhaps
+        total = np.floor_divide(total, count, dtype=np.int64).astype(total.dtype)
+    elif total.dtype.kind != "b":
+        np.floor_divide(total, total.dtype.type(count), out=total)
     return total
 
 
-def _finish(chunk: StoredChunk, number: RoundOf, error: KVStoreError | None) -> None:
-    done, rank = number
+def _unsummed(stored: StoredKey, chunk: StoredChunk) -> list[StoredChunk]:
+    """Chunks that the next round of this one waits for: itself, or others of a key that is updated whole."""
+    summed = stored.sums.get((chunk.round + 1, JOINT), {})
+    return [part for part in stored.chunks.values() if part.index not in summed] if chunk.index in summed else [chunk]
+
+
+def _finish(chunk: StoredChunk, done: int, rank: int, error: KVStoreError | None) -> None:
     if rank == JOINT:
         chunk.round = done
     else:
@@ -210,6 +267,13 @@ def _checked_update(new: Array, value: Array) -> Array:
     if np.may_share_memory(new, value):
         raise ServerError("update returned the old value's memory, which readers may still hold: return a new array")
     return new
+
+
+def _no_float_error(stored: StoredKey) -> ArrayError:
+    return ArrayError(
+        f"key {stored.key!r} holds {stored.dtype.name}; optimizers need a floating point key; the value is unchanged",
+        key=stored.key,
+    )
 
 
 def _update_error(stored: StoredKey, error: Exception) -> ServerError:
