@@ -69,6 +69,11 @@ class ServerMachine:
         """See `kvstore.machine.Machine`."""
         return [*self.member.tick(now), *self._follow(now), *self.shard.tick(now)]
 
+    def validate(self) -> None:
+        """Check the invariants; raises AssertionError. For tests."""
+        self.member.validate()
+        self.shard.validate()
+
     def _follow(self, now: float) -> list[Action]:
         actions: list[Action] = []
         for event in self.member.take_events():

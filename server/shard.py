@@ -15,11 +15,9 @@ import numpy as np
 from kvstore.config import Config
 from kvstore.dtypes import accumulator, named_dtype
 from kvstore.errors import (
-    ArrayError,
     KeyExistsError,
     KeyNotInitializedError,
     KVStoreError,
-    MismatchError,
     OperationTimeoutError,
     PeerLeftError,
     PeerLostError,
@@ -34,7 +32,6 @@ from kvstore.messages import (
     ChunkEntry,
     Declare,
     Declared,
-    DeclareEntry,
     Frame,
     Gone,
     Key,
@@ -142,6 +139,11 @@ class Shard:
             )
             for key, stored in self._keys.items()
         ]  # fmt: skip
+
+    def validate(self) -> None:
+        """Check the invariants; raises AssertionError. For tests."""
+        for stored in self._keys.values():
+            stored.validate(self._updates.num_workers)
 
     # --- pushes and pulls -----------------------------------------------------------------------------------------
 
@@ -303,7 +305,7 @@ class Shard:
                 stored = self._keys.get(entry.key)
                 if stored is None or not stored.complete or stored.epoch < entry.epoch:
                     return self._fail_without(0, sender, message.sequence, f"gave key {entry.key!r} its value")
-                if (error := _difference(stored, entry, message.rank)) is not None:
+                if (error := stored.difference(entry, message.rank)) is not None:
                     self._out.failed(sender, message.sequence, error)
                     return True
             for entry in message.entries:
@@ -378,22 +380,6 @@ class Shard:
             error = PeerLeftError(f"worker {rank} left before it {deed}", role=Role.WORKER.value, rank=rank)
         self._out.failed(sender, sequence, error, [entry] if entry else None)
         return True
-
-
-def _difference(stored: StoredKey, entry: DeclareEntry, rank: int) -> KVStoreError | None:
-    mine = (stored.shape, stored.dtype.name)
-    if mine != (entry.shape, entry.dtype):
-        return ArrayError(
-            f"key {entry.key!r}: rank {rank} gave shape {entry.shape} and dtype {entry.dtype}, "
-            f"rank 0 gave {mine[0]} and {mine[1]}", key=entry.key, rank=rank,
-        )  # fmt: skip
-    for name, theirs, ours in (("sync", entry.sync, stored.sync), ("average", entry.average, stored.average)):
-        if theirs != ours:
-            return MismatchError(
-                f"key {entry.key!r}: rank {rank} created its store with {name}={theirs}, rank 0 with {name}={ours}",
-                key=entry.key, rank=rank,
-            )  # fmt: skip
-    return None
 
 
 def _progress(chunk: StoredChunk) -> int:

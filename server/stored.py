@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from kvstore.errors import KVStoreError
-from kvstore.messages import Frame, Key
+from kvstore.dtypes import accumulator
+from kvstore.errors import ArrayError, KVStoreError, MismatchError
+from kvstore.messages import DeclareEntry, Frame, Key
 from kvstore.server.aggregate import Aggregate, Array, Encoded
 
 JOINT = -1
@@ -95,6 +96,36 @@ class StoredKey:
     def epoch(self) -> int:
         """Assignments that every chunk here has seen."""
         return min((chunk.epoch for chunk in self.chunks.values()), default=0)
+
+    def difference(self, entry: DeclareEntry, rank: int) -> KVStoreError | None:
+        """How a worker's view of this key differs from rank 0's."""
+        mine = (self.shape, self.dtype.name)
+        if mine != (entry.shape, entry.dtype):
+            return ArrayError(
+                f"key {entry.key!r}: rank {rank} gave shape {entry.shape} and dtype {entry.dtype}, "
+                f"rank 0 gave {mine[0]} and {mine[1]}", key=entry.key, rank=rank,
+            )  # fmt: skip
+        for name, theirs, ours in (("sync", entry.sync, self.sync), ("average", entry.average, self.average)):
+            if theirs != ours:
+                return MismatchError(
+                    f"key {entry.key!r}: rank {rank} created its store with {name}={theirs}, rank 0 with {name}={ours}",
+                    key=entry.key, rank=rank,
+                )  # fmt: skip
+        return None
+
+    def validate(self, num_workers: int) -> None:
+        """Check the invariants; raises AssertionError. For tests."""
+        for index, chunk in self.chunks.items():
+            assert (chunk.key, chunk.index) == (self.key, index)
+            assert chunk.value.dtype == self.dtype and chunk.master.dtype == accumulator(self.dtype)
+            assert chunk.value.shape == chunk.master.shape, "a value that is not of its chunk"
+            assert all(number > chunk.round for number in chunk.open), "an applied round is open"
+            assert all(number > chunk.done(rank) for rank, number in chunk.early), "an applied push waits"
+            there = chunk.open[chunk.round + 1].aggregate.ranks if chunk.round + 1 in chunk.open else ()
+            assert len(there) < num_workers, "a complete round is not applied"
+        for (number, rank), sums in self.sums.items():
+            assert len(sums) < self.expected, "a complete sum is not applied"
+            assert all(number == self.chunks[index].done(rank) + 1 for index in sums), "a sum of another round waits"
 
     @property
     def spread(self) -> bool:
