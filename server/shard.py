@@ -32,6 +32,7 @@ from kvstore.messages import (
     ChunkEntry,
     Declare,
     Declared,
+    DeclareEntry,
     Frame,
     Gone,
     Key,
@@ -270,7 +271,8 @@ class Shard:
         chunk = stored.chunks.get(entry.chunk) if stored else None
         if chunk is not None and chunk.epoch >= entry.epoch:
             return True
-        if stored is not None and chunk is not None and stored.sync and chunk.round < entry.round:
+        # A chunk of a still older epoch is left over: in between the key had a shape with no such chunk here.
+        if stored and chunk and stored.sync and chunk.epoch == entry.epoch - 1 and chunk.round < entry.round:
             if (obstacle := self._updates.obstacle(stored, chunk, self._gone)) is not None:
                 raise obstacle
             return False
@@ -302,9 +304,9 @@ class Shard:
     def _declare(self, sender: str, message: Declare, now: float) -> None:
         def attempt() -> bool:
             for entry in message.entries:
-                stored = self._keys.get(entry.key)
-                if stored is None or not stored.complete or stored.epoch < entry.epoch:
+                if not self._has_value(entry):
                     return self._fail_without(0, sender, message.sequence, f"gave key {entry.key!r} its value")
+                stored = self._keys[entry.key]
                 if (error := stored.difference(entry, message.rank)) is not None:
                     self._out.failed(sender, message.sequence, error)
                     return True
@@ -317,13 +319,16 @@ class Shard:
             return True
 
         def explain() -> KVStoreError:
-            absent = [entry.key for entry in message.entries if entry.key not in self._keys]
+            absent = [entry.key for entry in message.entries if not self._has_value(entry)]
             return OperationTimeoutError(
-                f"rank 0 has not called init or broadcast for {len(absent)} keys, first {absent[:1]}",
-                key=absent[0] if absent else None,
+                f"rank 0 has not called init or broadcast for {len(absent)} keys, first {absent[0]!r}", key=absent[0]
             )
 
         self._wait_for(sender, message.sequence, now + message.timeout, attempt, explain)
+
+    def _has_value(self, entry: DeclareEntry) -> bool:
+        stored = self._keys.get(entry.key)
+        return stored is not None and stored.complete and stored.epoch >= entry.epoch
 
     def _set_optimizer(self, sender: str, message: SetOptimizer, now: float) -> None:
         def attempt() -> bool:
