@@ -136,6 +136,11 @@ def overwriting() -> Any:
         kv.push("residual", full(0.25))  # a residual that was kept would make it fire
         residual = kv.pull("residual")[0].item()
         kv.clear_gradient_compression()
+        sizes = []
+        for size in (500, 1, 500, 700, 64, 500):  # over several servers, on one, on several again
+            kv.broadcast("size", full(3, size))
+            kv.pushpull("size", full(1, size))
+            sizes.append(kv.pushpull("size", full(size, size)).tolist())
         kv.set_optimizer("sgd", learning_rate=1.0, momentum=0.5)
         kv.push("state", full(1))
         kv.broadcast("state", full(10))
@@ -143,14 +148,15 @@ def overwriting() -> Any:
         shape = kv.broadcast("w", np.ones((3, 5), np.float64)).shape
         return {
             "again": again, "kept": kept, "overwritten": overwritten, "residual": residual, "state": state,
-            "shape": shape, "redefined": kv.pushpull("w", np.ones((3, 5), np.float64)).tolist(),
+            "shape": shape, "sizes": sizes, "redefined": kv.pushpull("w", np.ones((3, 5), np.float64)).tolist(),
         }  # fmt: skip
 
 
 def test_r05_broadcast_overwrites_and_starts_residuals_and_state_afresh(run_job: Any) -> None:
-    for result in run_job(overwriting, uses=[full], env=SMALL_CHUNKS).ok():
+    for result in run_job(overwriting, servers=3, uses=[full], env=SMALL_CHUNKS).ok():
         assert result["again"][0] == "KeyExistsError" and result["again"][2]["key"] == "w"
         assert result["kept"] == 1.0 and result["overwritten"] == 2.0
+        assert result["sizes"] == [[2.0 * size] * size for size in (500, 1, 500, 700, 64, 500)]
         assert result["residual"] == 0.0, "the residual of before the broadcast was sent"
         assert result["state"] == 10.0 - 2.0, "the momentum of before the broadcast was used"
         assert result["shape"] == [3, 5] and result["redefined"] == [[1.0 - 2.0] * 5] * 3
