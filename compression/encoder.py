@@ -196,8 +196,7 @@ class KeyEncoder:
                 f"the key has {self.n} of {self.dtype}"
             )
             raise ArrayError(text, key=self.key, rank=self.rank)
-        flat = gradient.reshape(-1)
-        return flat.astype(self.dtype, order="C", copy=not flat.flags.c_contiguous)
+        return gradient.reshape(-1).astype(self.dtype, order="C", copy=False)
 
     def _codec_of(self, params: Params) -> Codec:
         return self._codec if self._codec is not None and self._codec.params == params else make_codec(params)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -31,6 +31,7 @@ class Sample(Params, frozen=True, tag="sample"):
 
     flag: bool = False
     name: str = "x"
+    rate: Annotated[float, msgspec.Meta(gt=0)] = 1.0
 
 
 def test_a_type_is_a_scoped_name_and_a_string() -> None:
@@ -71,6 +72,13 @@ def test_a_constructor_checks_as_the_text_form_does(given: Any) -> None:
 def test_numpy_numbers_are_numbers() -> None:
     assert check_parameter(FIELDS["min_elements"], np.int64(7)) == 7
     assert check_parameter(FIELDS["min_elements"], "7", strict=False) == 7
+
+
+@pytest.mark.parametrize("given", [math.inf, "inf", "1e999", math.nan])
+def test_every_number_must_be_finite(given: Any) -> None:
+    rate = {info.name: info for info in msgspec.structs.fields(Sample)}["rate"]
+    with pytest.raises(ParameterError, match=r"'rate': got .*, allowed is a finite number > 0"):
+        check_parameter(rate, given, strict=False)
 
 
 @pytest.mark.parametrize("data", [b"abcd", memoryview(b"abcd"), bytearray(b"abcd"), np.frombuffer(b"abcd", np.uint8)])
