@@ -308,6 +308,22 @@ def _environment(folder: Path, env: Mapping[str, str]) -> dict[str, str]:
 
 
 @pytest.fixture
+def end_of() -> Callable[..., tuple[int, str, float]]:
+    """`end_of(*arguments, **variables)` runs `kvstore-server`: exit code, output, seconds (at most 20)."""
+
+    def run(*arguments: str, **variables: str) -> tuple[int, str, float]:
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(("DMLC_", "KVSTORE_"))}
+        began = time.monotonic()
+        done = subprocess.run(
+            [sys.executable, "-m", "kvstore.server", *arguments], env={**inherited, **variables}, timeout=20,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
+        )  # fmt: skip
+        return done.returncode, done.stdout, time.monotonic() - began
+
+    return run
+
+
+@pytest.fixture
 def by_hand(tmp_path: Path) -> Iterator[ByHand]:
     """A job whose processes the test starts one by one."""
     job = ByHand(tmp_path)

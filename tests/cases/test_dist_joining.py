@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -31,15 +31,6 @@ def closed_port(host: str) -> int:
     with socket.create_server((host, 0)) as listener:
         port: int = listener.getsockname()[1]
         return port
-
-
-def command(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
-    """Run `kvstore-server` to its end, at most 20 seconds."""
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("DMLC_", "KVSTORE_"))}
-    return subprocess.run(
-        [sys.executable, "-m", "kvstore.server", *arguments],
-        env={**inherited, **env}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=20, check=False,
-    )  # fmt: skip
 
 
 # --- R36: ranks and disagreement about the size -------------------------------------------------------------------
@@ -154,23 +145,23 @@ def test_r40_a_name_that_does_not_resolve_is_named() -> None:
     assert raised.value.address == "no-such-host.invalid" and time.monotonic() - began < SOON
 
 
-def test_r40_check_tells_what_is_reachable(by_hand: Any) -> None:
-    nobody = command("check", "--root-uri", "127.0.0.2", "--root-port", str(closed_port("127.0.0.2")), "--timeout", "1")
-    assert nobody.returncode == 1 and "scheduler" in nobody.stdout and "127.0.0.2" in nobody.stdout
-    unknown = command("check", "--root-uri", "no-such-host.invalid", "--root-port", "9", "--timeout", "1")
-    assert unknown.returncode != 0 and "no-such-host.invalid" in unknown.stdout and "Traceback" not in unknown.stdout
+def test_r40_check_tells_what_is_reachable(by_hand: Any, end_of: Callable[..., tuple[int, str, float]]) -> None:
+    port = str(closed_port("127.0.0.2"))
+    code, output, _ = end_of("check", "--root-uri", "127.0.0.2", "--root-port", port, "--timeout", "1")
+    assert code == 1 and "scheduler" in output and "127.0.0.2" in output
+    code, output, _ = end_of("check", "--root-uri", "no-such-host.invalid", "--root-port", "9", "--timeout", "1")
+    assert code != 0 and "no-such-host.invalid" in output and "Traceback" not in output
 
     by_hand.scheduler(1, 1, env=ENV)
     root = {name: by_hand.environment[name] for name in ("DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT")}
     worker = by_hand.worker("worker", stay, DMLC_WORKER_ID="0")
     by_hand.wait_for("here0")
-    halfway = command("check", "--timeout", "1", **root)
-    assert halfway.returncode == 1 and "has not registered" in halfway.stdout
+    code, output, _ = end_of("check", "--timeout", "1", **root)
+    assert code == 1 and "has not registered" in output
     by_hand.server(0)
     by_hand.wait_for("joined0")
-    whole = command("check", "--timeout", "5", **root)
-    assert whole.returncode == 0, whole.stdout
-    assert "server 0" in whole.stdout and "worker 0" in whole.stdout
+    code, output, _ = end_of("check", "--timeout", "5", **root)
+    assert code == 0 and "server 0" in output and "worker 0" in output, output
     (by_hand.folder / "end").touch()
     assert worker.wait(20) == 0
 
