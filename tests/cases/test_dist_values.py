@@ -128,6 +128,7 @@ def overwriting() -> Any:
         kv.init(["w", "residual", "state"], [full(1)] * 3)
         again = caught(kv.init, "w", full(2))
         kept = kv.pull("w")[0].item()
+        kv.barrier()
         given = full(2 if kv.rank == 0 else 99)
         overwritten = kv.broadcast("w", given)[0].item()
         kv.set_gradient_compression({"type": "2bit", "threshold": 0.5})
