@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeAlias, cast, runtime_checkable
 
 import msgspec
 import numpy as np
@@ -73,7 +73,7 @@ class Params(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     @property
     def type(self) -> str:
         """The codec's registered name."""
-        return str(type(self).__struct_config__.tag)
+        return cast(str, type(self).__struct_config__.tag)
 
     def __post_init__(self) -> None:
         for info in msgspec.structs.fields(self):

@@ -35,7 +35,7 @@ class Residual:
         """The elements start..stop, one chunk or all, where `like` lies, for an update in place."""
         if self._values is None:
             self._values = np.zeros_like(like, np.float32, shape=(self.n,))
-        else:
+        elif not (isinstance(self._values, np.ndarray) and isinstance(like, np.ndarray)):
             self._values = kernels_for(like).to_device(self._values, like)
         self._pending.update(range(start, stop, self.chunk_elements))
         return self._values[start:stop]

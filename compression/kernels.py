@@ -13,9 +13,11 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Protocol, cast
 
+import numpy as np
+
 from kvstore.compression import kernels_numpy
 from kvstore.compression.codec import Array
-from kvstore.errors import ConfigError
+from kvstore.errors import ArrayError, ConfigError
 
 log = logging.getLogger(__name__)
 
@@ -44,10 +46,16 @@ class Kernels(Protocol):
 
 
 def kernels_for(array: Array) -> Kernels:
-    """The kernels that work where `array` lies."""
+    """The kernels that work where `array` lies.
+
+    Raises:
+        ArrayError: it is of neither NumPy nor CuPy.
+    """
+    if isinstance(array, np.ndarray):
+        return chosen_kernels()
     if type(array).__module__.partition(".")[0] == "cupy":
         return _load("kernels_cupy")
-    return chosen_kernels()
+    raise ArrayError(f"codecs take NumPy and CuPy arrays, got {type(array).__name__}; convert it first")
 
 
 def mover_for(array: Array) -> Kernels:
@@ -94,5 +102,6 @@ def warm_up() -> Kernels:
     return kernels
 
 
+@cache
 def _load(name: str) -> Kernels:
     return cast(Kernels, importlib.import_module(f"kvstore.compression.{name}"))

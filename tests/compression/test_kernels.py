@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from kvstore.compression import kernels
 from kvstore.compression import kernels_numpy as reference
 from kvstore.compression.kernels_numpy import MOST_SUMMED, packed_size
-from kvstore.errors import ConfigError
+from kvstore.errors import ArrayError, ConfigError
 
 LENGTHS = [*range(71), 511, 512, 513, 1000, 16384 + 17, 262144]
 GOLDEN = Path(__file__).resolve().parent / "golden" / "2bit" / "mxnet-1.9.1"
@@ -142,6 +142,11 @@ def test_kernels_are_chosen_by_the_setting() -> None:
     assert kernels.cpu_kernels("auto").NAME == "numba"
     with pytest.raises(ConfigError, match=r"KVSTORE_KERNELS='fast'.*auto, numba, numpy"):
         kernels.cpu_kernels("fast")
+
+
+def test_an_array_of_another_library_is_named() -> None:
+    with pytest.raises(ArrayError, match="NumPy and CuPy arrays, got list"):
+        kernels.kernels_for([1.0])
 
 
 @pytest.mark.parametrize(("setting", "expected"), [("numpy", "numpy False"), ("auto", "numba True")])
