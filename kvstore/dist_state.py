@@ -21,7 +21,7 @@ from kvstore.dist_key import DistKey
 from kvstore.dist_link import Link
 from kvstore.dist_requests import less, to_all_servers
 from kvstore.dtypes import NDArray, accumulator, as_bytes_view, from_bytes, named_dtype
-from kvstore.errors import CheckpointError, ConfigError, KVStoreError
+from kvstore.errors import CheckpointError, ConfigError, KVStoreError, MismatchError
 from kvstore.machine import server_address
 from kvstore.messages import Frame, Key, ReadState, SetOptimizer, State, WriteState
 from kvstore.optimizer import create_optimizer, spec_from_json, spec_to_json
@@ -114,7 +114,10 @@ class DistState:
             except KVStoreError:
                 raise error from None
             raise
-        self._agree("load", "ok")
+        try:
+            self._agree("load", "ok")
+        except MismatchError as error:
+            raise CheckpointError(f"not loaded, nothing was changed: {error}") from error
         return prepared
 
     def _own_path(self, path: str | PathLike[str]) -> Path:
