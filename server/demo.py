@@ -20,7 +20,7 @@ from kvstore.server.demo_data import load_images
 from kvstore.server.demo_plot import import_figure, plot
 from kvstore.server.demo_progress import Watch
 from kvstore.server.demo_report import Curve, curve, results, table, verdict
-from kvstore.server.demo_worker import Epoch, Task
+from kvstore.server.demo_worker import INTERRUPTED, Epoch, Task
 from kvstore.server.launch_plan import Plan
 from kvstore.server.launcher import launch
 
@@ -93,6 +93,8 @@ def run_demo(
             f"{job}, {_counted(seeds, 'seed')}, {_counted(task.epochs, 'epoch')}", soft_wrap=True,
         )  # fmt: skip
         code, told = _run_job(task, Path(folder), workers, servers, labels, errors)
+    if code == INTERRUPTED:
+        return code
     if code:
         errors.print(f"kvstore-server: the demo's job failed with exit code {code}; its last words are above")
         return code

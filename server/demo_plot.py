@@ -44,10 +44,10 @@ def draw(curves: Sequence[Curve], title: str) -> Any:
                 axes.fill_between(x, least, most, color=look["color"], alpha=0.15, linewidth=0)
     seeds = len(curves[0].accuracies)
     figure.suptitle(f"{title}{f', mean and range of {seeds} seeds' if seeds > 1 else ''}")
-    by_epoch.set(title="Accuracy per epoch", xlabel="epoch", ylabel="test accuracy (%)")
+    by_epoch.set(title="Accuracy by epoch", xlabel="epoch", ylabel="test accuracy (%)")
     by_epoch.xaxis.get_major_locator().set_params(integer=True)
     times = curves[0].pushed[-1] / curves[-1].pushed[-1]
-    by_bytes.set(title=f"Accuracy per megabyte: {times:.1f} times fewer with 2-bit", xscale="log")
+    by_bytes.set(title=f"Accuracy by bytes pushed: {times:.1f} times fewer with 2-bit", xscale="log")
     by_bytes.set_xlabel("pushed by all workers (MB, logarithmic)")
     by_bytes.xaxis.set_major_formatter(lambda megabytes, _: f"{megabytes:g}")
     for axes in (by_epoch, by_bytes):

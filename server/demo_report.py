@@ -63,8 +63,8 @@ def curve(epochs: Iterable[Epoch], setting: str, label: str, workers: int) -> Cu
 def table(curves: Sequence[Curve], title: str) -> Table:
     """One row per curve; the ratio is to the first one's pushed bytes."""
     seeds = len(curves[0].accuracies)
-    means = f"Means over {seeds} seeds. " if seeds > 1 else ""
-    made = Table(title=title, caption=f"{means}Bytes are all workers'. Loopback is fast: here they cost no time.")
+    means = f"means over {seeds} seeds; " if seeds > 1 else ""
+    made = Table(title=title, caption=f"{means}bytes of all workers; seconds of training, over loopback")
     made.add_column("gradients")
     for column in ("test accuracy", "pushed", "pulled", "ratio", "seconds"):
         made.add_column(column, justify="right")

@@ -20,6 +20,9 @@ from kvstore.server.demo_data import CLASSES, Images
 from kvstore.server.demo_model import Weights, accuracy, loss_and_gradients, new_weights, shards
 from kvstore.store import KVStore
 
+INTERRUPTED = 130
+"""Exit code after a Ctrl-C."""
+
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
     """What to train: with every setting, with each of `seeds` (weights and the order of samples).
@@ -115,4 +118,7 @@ def _scaled(images: NDArray[np.uint8], brightest: int) -> NDArray[np.float32]:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    try:
+        main(*sys.argv[1:])
+    except KeyboardInterrupt:  # the launcher passed a Ctrl-C on, and says so
+        sys.exit(INTERRUPTED)

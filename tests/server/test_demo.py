@@ -111,6 +111,14 @@ def test_failing_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pyt
     assert not (tmp_path / "results.json").exists()
 
 
+def test_ctrl_c_is_no_failure_of_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(demo, "launch", lambda plan, out, err: 130)
+    assert demo.run_demo(output=tmp_path) == 130
+    assert "failed" not in capfd.readouterr().err
+
+
 def test_wrong_options_are_told_before_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "launch", None)
     with pytest.raises(ParameterError, match="threshold"):

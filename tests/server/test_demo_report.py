@@ -1,10 +1,8 @@
-"""The demo's figures, table, verdict, drawing and progress, from made-up epochs."""
+"""The demo's figures, table and verdict, from made-up epochs."""
 
 from __future__ import annotations
 
 import io
-import sys
-from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -12,9 +10,6 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from kvstore.errors import KVStoreError
-from kvstore.server.demo_plot import draw, plot
-from kvstore.server.demo_progress import Watch
 from kvstore.server.demo_report import Curve, curve, results, table, verdict
 from kvstore.server.demo_worker import Epoch
 
@@ -77,59 +72,3 @@ def test_verdict(accuracy: float, well: bool) -> None:
 def test_results_are_plain_data() -> None:
     data = msgspec.json.decode(msgspec.json.encode(results({"raw": _curve("raw", 97, 1.6e7)})))
     assert data["raw"]["accuracies"] == [[97, 97], [98, 98]] and data["raw"]["pushed_bytes"] == [8e6, 1.6e7]
-
-
-@pytest.mark.parametrize("seeds", [1, 3])
-def test_figure_names_its_axes_and_curves(tmp_path: Path, seeds: int) -> None:
-    pytest.importorskip("matplotlib")
-    curves = [_curve("raw", 97, 1.6e7, seeds), _curve("2-bit", 96, 1e6, seeds)]
-    figure = draw(curves, "Digits")
-    by_epoch, by_bytes = figure.axes
-    assert "Digits" in figure.get_suptitle() and ("3 seeds" in figure.get_suptitle()) is (seeds == 3)
-    assert (by_epoch.get_xlabel(), by_epoch.get_ylabel()) == ("epoch", "test accuracy (%)")
-    assert "MB" in by_bytes.get_xlabel() and "16.0 times" in by_bytes.get_title()
-    for axes in (by_epoch, by_bytes):
-        assert [text.get_text() for text in axes.get_legend().get_texts()] == ["raw", "2-bit"]
-    np.testing.assert_allclose(by_bytes.lines[0].get_xdata(), [8, 16])
-    plot(curves, "Digits", tmp_path / "a.png")
-    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_missing_matplotlib_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(KVStoreError, match=r"matplotlib is not installed.*pip install 'gradkv\[demo\]'"):
-        draw([], "")
-
-
-def _line(epoch: Epoch) -> str:
-    return f"worker {epoch.rank} | {msgspec.json.encode(epoch).decode()}"
-
-
-def test_plain_lines_where_nobody_sees_bars() -> None:
-    console = Console(file=io.StringIO(), width=100, markup=False)
-    epochs = [_epoch("2bit", 4, epoch, rank) for epoch in range(1, 21) for rank in (0, 1)]
-    with Watch({"2bit": "2-bit"}, epochs=20, seeds=1, console=console) as watch:
-        for epoch in epochs:
-            watch.line(_line(epoch))
-        watch.line("worker 1 | [red]Traceback")
-        watch.remark("server 0 | oh")
-    assert watch.told == epochs
-    file = console.file
-    assert isinstance(file, io.StringIO)
-    lines = file.getvalue().splitlines()
-    assert lines[-2:] == ["worker 1 | [red]Traceback", "server 0 | oh"]
-    assert len(lines) == 12
-    assert lines[9] == "2-bit, seed 4: epoch 20/20, accuracy 50.0%, loss 0.250"
-
-
-def test_bars_in_a_terminal() -> None:
-    console = Console(file=io.StringIO(), width=80, force_terminal=True, color_system=None)
-    with Watch({"raw": "raw, float32", "2bit": "2-bit"}, epochs=4, seeds=2, console=console) as watch:
-        for epoch in range(1, 4):
-            watch.line(_line(_epoch("raw", 0, epoch, 0)))
-        watch.line("worker 0 | remark")
-    file = console.file
-    assert isinstance(file, io.StringIO)
-    shown = file.getvalue()
-    assert "remark" in shown and "3/8" in shown and "0/8" in shown
-    assert "accuracy 50.0%, loss 0.250" in shown
