@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from kvstore.dist_key import DistKey
 from kvstore.dtypes import NDArray, as_bytes_view
 from kvstore.errors import KVStoreError, to_wire
+from kvstore.lane import MAX_ENTRIES
 from kvstore.machine import SCHEDULER, server_address
 from kvstore.messages import (
     Agree,
@@ -30,7 +31,7 @@ from kvstore.wire import frame_bytes
 def assignments(
     keys: Sequence[tuple[DistKey, NDArray]], sync: bool, average: bool, message_bytes: int
 ) -> Iterator[Request]:
-    """Rank 0's values of keys, flat, to the servers: messages of up to `message_bytes` each."""
+    """Rank 0's values of keys, flat, to the servers: messages of up to `message_bytes`, or `MAX_ENTRIES` chunks."""
     batches: dict[int, _Batch] = {}
     for key, flat in keys:
         for chunk in key.chunks:
@@ -40,7 +41,8 @@ def assignments(
             frame = as_bytes_view(flat[key.part(chunk)])
             server, size = key.server(chunk), frame_bytes(frame)
             batch = batches.setdefault(server, _Batch())
-            if batch.entries and batch.size + size > message_bytes:
+            full = batch.size + size > message_bytes or len(batch.entries) == MAX_ENTRIES
+            if batch.entries and full:
                 yield _assign(server, batch.entries, batch.frames, key.rank)
                 batch = batches[server] = _Batch()
             batch.entries.append(entry)
@@ -61,20 +63,24 @@ def declarations(
     keys: Iterable[tuple[DistKey, int]], sync: bool, average: bool, learn: Callable[[Key, bool], None]
 ) -> list[Request]:
     """This rank's view of keys to the servers given beside them; `learn(key, whole)` hears how a key is placed."""
-    by_server: dict[int, list[DistKey]] = {}
-    for key, server in keys:
-        by_server.setdefault(server, []).append(key)
-    return [_declare(server, group, sync, average, learn) for server, group in by_server.items()]
+    return [_declare(server, group, sync, average, learn) for server, group in _by_server(keys)]
 
 
 def refusals(keys: Iterable[DistKey], error: KVStoreError) -> list[Request]:
     """Tell the servers that this rank does not push these keys in their next rounds, and why."""
     failure = Failure(*to_wire(error))
+    placed = ((key, server) for key in keys for server in key.servers)
+    return [_refuse(server, group, failure) for server, group in _by_server(placed)]
+
+
+def _by_server(placed: Iterable[tuple[DistKey, int]]) -> Iterator[tuple[int, list[DistKey]]]:
+    """Groups for one message each: keys of one server, at most `MAX_ENTRIES`."""
     by_server: dict[int, list[DistKey]] = {}
-    for key in keys:
-        for server in key.servers:
-            by_server.setdefault(server, []).append(key)
-    return [_refuse(server, group, failure) for server, group in by_server.items()]
+    for key, server in placed:
+        by_server.setdefault(server, []).append(key)
+    for server, keys in by_server.items():
+        for start in range(0, len(keys), MAX_ENTRIES):
+            yield server, keys[start : start + MAX_ENTRIES]
 
 
 def to_all_servers(num_servers: int, build: Callable[[int, float], Message]) -> list[Request]:

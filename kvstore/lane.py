@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from kvstore.session import Operation
 
 MAX_ENTRIES = 1024
+"""Chunks in one message, well within what a receiver accepts (`wire.Limits`)."""
 MAX_STRETCH = 1 << 20
 PULL_BATCH = 4
 """One request asks for so many messages of values: answers are cut to size by the server, requests are small."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from kvstore.errors import KVStoreError, to_wire
+from kvstore.lane import MAX_ENTRIES
 from kvstore.machine import Action, Send
 from kvstore.messages import ChunkEntry, Failed, Failure, Frame, Values
 from kvstore.wire import frame_bytes
@@ -83,7 +84,8 @@ class Outbox:
     def value(self, to: str, entry: ChunkEntry, frame: Frame) -> None:
         """Send one chunk's value."""
         parcel = self._parcels.setdefault(to, _Parcel())
-        if parcel.entries and parcel.size + frame_bytes(frame) > self._message_bytes:
+        full = parcel.size + frame_bytes(frame) > self._message_bytes or len(parcel.entries) == MAX_ENTRIES
+        if parcel.entries and full:
             self._actions.append(Send(to, Values(entries=parcel.entries), parcel.frames))
             parcel = self._parcels[to] = _Parcel()
         parcel.entries.append(entry)
