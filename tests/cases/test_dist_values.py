@@ -109,15 +109,22 @@ def many_kinds_of_keys() -> Any:
         mixed = [value[0].item() for value in kv.pull(kinds)]
         wrong: list[Any] = [2**63, -(2**63) - 1, True, 1.5, None, b"x", "\ud800"]
         refused = [caught(kv.init, key, full(1)) for key in wrong]
+        many = [f"many{number}" for number in range(5000)]  # more than one message may hold
+        kv.init(many, [full(number, 1) for number in range(5000)])
+        kv.push(many, [full(number, 1) for number in range(5000)])
+        found = [value.item() for value in kv.pull(many)]
         kv.barrier()
-        return {"separately": separately, "mixed": mixed, "refused": refused, "after": kv.pull(3)[0].item()}
+        return {
+            "separately": separately, "mixed": mixed, "refused": refused, "after": kv.pull(3)[0].item(),
+            "many": found == [2.0 * number for number in range(5000)],
+        }  # fmt: skip
 
 
 def test_r04_keys_are_never_aliases(run_job: Any) -> None:
-    for result in run_job(many_kinds_of_keys, workers=2, servers=2, uses=[full]).ok():
+    for result in run_job(many_kinds_of_keys, workers=2, servers=1, uses=[full]).ok():
         assert result["separately"] == result["mixed"] == [2.0 * number for number in range(12)]
         assert [error[0] for error in result["refused"]] == ["ParameterError"] * 7
-        assert result["after"] == 10.0
+        assert result["after"] == 10.0 and result["many"]
 
 
 # --- R05: no way to overwrite a value after init ------------------------------------------------------------------
