@@ -37,7 +37,16 @@ def status_json(job: JobStatus) -> str:
         str(rank): answer if isinstance(answer, Status) else {"error": to_wire(answer)[1]}
         for rank, answer in job.servers.items()
     }
-    return msgspec.json.encode({"scheduler": job.scheduler, "servers": servers}).decode()
+    return msgspec.json.encode(_named({"scheduler": job.scheduler, "servers": servers})).decode()
+
+
+def _named(value: Any) -> Any:
+    """Objects with named fields, which some messages leave out on the wire."""
+    if isinstance(value, msgspec.Struct):
+        value = {field: getattr(value, field) for field in value.__struct_fields__}
+    if isinstance(value, dict):
+        return {field: _named(one) for field, one in value.items()}
+    return [_named(one) for one in value] if isinstance(value, list) else value
 
 
 def print_findings(findings: Sequence[Finding]) -> None:

@@ -67,7 +67,8 @@ def test_balance_of_servers(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_status_json() -> None:
     found = json.loads(status_json(JOB))
-    assert found["scheduler"]["processes"][1][:3] == ["server", 0, "active"]
+    process = found["scheduler"]["processes"][1]
+    assert (process["role"], process["rank"], process["state"]) == ("server", 0, "active")
     assert found["servers"]["0"]["totals"]["received_bytes"] == 250_000
     assert found["servers"]["1"] == {"error": "no answer within 5 s"}
 
