@@ -1,16 +1,37 @@
-"""Stand-ins for the processes of a launch."""
+"""Stand-ins for the processes of a launch; a whole cluster of machines on simulated time."""
 
 from __future__ import annotations
 
 import secrets
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 
+from kvstore import dist_requests as requests
+from kvstore.arrays import describe
+from kvstore.compression.policy import RAW
+from kvstore.compression.registry import parse_params
+from kvstore.config import Config
+from kvstore.dist_exchange import pull_parts, push_parts
+from kvstore.dist_key import Destination, DistKey
+from kvstore.machine import SCHEDULER
+from kvstore.member import Member
+from kvstore.memory_network import Faults
+from kvstore.messages import Key, Message, Role, SetOptimizer
+from kvstore.optimizer import make_spec, spec_to_json
 from kvstore.server.launch_plan import Plan
+from kvstore.server.membership import Membership
+from kvstore.server.node import ServerMachine
+from kvstore.session import Operation, Part
+from kvstore.simulator import Simulator
+from kvstore.wire import Wire
+from kvstore.worker import WorkerMachine
+
+Program = Generator[Operation, None, None]
 
 # The scheduler tells its port and ends on a message; a server ends with the scheduler. DRAIN: they never do.
 STAND_IN = """
@@ -69,3 +90,161 @@ def make_plan() -> Callable[..., Plan]:
 def living() -> Callable[[str], list[psutil.Process]]:
     """Job id to the processes of that job that live, found without the code under test."""
     return _living
+
+
+class Worker:
+    """One worker of a simulated cluster: offers operations as a store does. The calls return at once."""
+
+    def __init__(self, cluster: Cluster, rank: int) -> None:
+        self.cluster = cluster
+        self.rank = rank
+        self.keys: dict[Key, DistKey] = {}
+        self.turn = 0
+        self.ended = False
+
+    @property
+    def name(self) -> str:
+        return f"worker-{self.rank}"
+
+    def init(self, key: Key, value: Any, epoch: int = 1, whole: bool = False) -> Operation:
+        """Rank 0 gives the value, the others wait for it; `epoch` above 1 is a broadcast."""
+        config, old = self.cluster.config, self.keys.get(key)
+        new = self.keys[key] = DistKey(
+            key, describe(value, key), config.chunk_elements, config.num_servers, self.rank, whole, epoch=epoch
+        )
+        new.round = old.round if old else 0
+        if self.rank == 0:
+            flat = np.asarray(value).reshape(-1)
+            sync, average = self.cluster.sync, self.cluster.average
+            parts = list(requests.assignments([(new, flat)], sync, average, config.message_bytes))
+        else:
+            pairs = [(new, server) for server in sorted(new.servers)]
+            parts = requests.declarations(pairs, self.cluster.sync, self.cluster.average, lambda *learnt: None)
+        return self.submit(f"init of {key!r}", parts)
+
+    def push(self, key: Key, gradient: Any, priority: int = 0, **codec: Any) -> Operation:
+        one = self.keys[key]
+        prepared = one.encoder.prepare(gradient, parse_params(codec) if codec else RAW, one.round + 1)
+        parts = [part for batch in push_parts([(one, prepared)], None, priority, True) for part in batch]
+        return self.submit(f"push of {key!r}", parts)
+
+    def pull(self, key: Key, priority: int = 0) -> tuple[Operation, Any]:
+        """The operation, and the flat array that is filled when it is done."""
+        one = self.keys[key]
+        destination = Destination(one, [])
+        return self.submit(f"pull of {key!r}", pull_parts([one], [destination], priority)), destination.flat
+
+    def set_optimizer(self, name: str, **params: Any) -> Operation:
+        self.turn += 1
+        turn, spec = self.turn, spec_to_json(make_spec(name, **params))
+
+        def build(number: int, left: float) -> Message:
+            return SetOptimizer(sequence=number, rank=self.rank, turn=turn, spec=spec, timeout=left * 0.9)
+
+        return self.submit("set_optimizer", requests.to_all_servers(self.cluster.config.num_servers, build))
+
+    def barrier(self, turn: int) -> Operation:
+        return self.submit("barrier", [requests.barrier(self.rank, turn)])
+
+    def submit(self, what: str, parts: Sequence[Part]) -> Operation:
+        simulator = self.cluster.simulator
+        operation = Operation(what, simulator.now + self.cluster.config.timeout, len(parts), started=simulator.now)
+        simulator.call(self.name, lambda machine: machine.submit(operation, parts, simulator.now))
+        return operation
+
+    def leave(self) -> None:
+        self.cluster.simulator.call(self.name, lambda machine: machine.leave(self.cluster.simulator.now))
+
+
+class Cluster:
+    """Scheduler, servers and workers, started and complete."""
+
+    def __init__(
+        self,
+        seed: int = 0,
+        workers: int = 2,
+        servers: int = 2,
+        faults: Faults | None = None,
+        sync: bool = True,
+        average: bool = False,
+        **settings: Any,
+    ) -> None:
+        small: dict[str, Any] = {
+            "heartbeat": 1.0, "dead_after": 6.0, "timeout": 60.0, "retry": 2.0, "chunk_elements": 64,
+            "message_bytes": 1024, "credit_bytes": 1024,
+        }  # fmt: skip
+        self.config = Config(num_workers=workers, num_servers=servers, **{**small, **settings})
+        self.sync, self.average = sync, average
+        self.simulator = Simulator(seed, faults)
+        self.simulator.add(SCHEDULER, Membership(self.config, "job"), listen_as="memory://scheduler", wire=Wire("job"))
+        self.servers = [f"server-{rank}" for rank in range(servers)]
+        self.workers = [Worker(self, rank) for rank in range(workers)]
+        for rank, name in enumerate(self.servers):
+            self.add(name, self.server(rank), f"memory://{name}")
+        for worker in self.workers:
+            self.add(worker.name, self.worker(worker.rank))
+        self.run_until(lambda: all(self.session(worker.name) for worker in self.workers), 60.0, "the start")
+
+    def server(self, rank: int | None) -> ServerMachine:
+        endpoint = f"memory://server-{rank}"
+        member = Member(
+            self.config, Role.SERVER, endpoint=endpoint, wanted_rank=rank, host="h", scheduler="memory://scheduler"
+        )
+        return ServerMachine(self.config, member)
+
+    def worker(self, rank: int | None) -> WorkerMachine:
+        member = Member(self.config, Role.WORKER, wanted_rank=rank, host="h", scheduler="memory://scheduler")
+        return WorkerMachine(self.config, member)
+
+    def add(self, name: str, machine: ServerMachine | WorkerMachine, listen_as: str | None = None) -> None:
+        self.simulator.add(name, machine, listen_as=listen_as, wire=Wire("job"))
+        self.simulator.call(name, lambda one: one.start(self.simulator.now))
+
+    def session(self, name: str) -> Any:
+        return self.simulator.machine(name).session
+
+    def run_until(self, predicate: Callable[[], bool], limit: float = 60.0, what: str = "") -> None:
+        self.simulator.run_until(predicate, limit, what)
+
+    def wait(self, operations: Sequence[Operation], limit: float = 60.0) -> None:
+        """Run until all operations have ended; raises the first error of one."""
+        names = ", ".join(sorted({operation.what for operation in operations}))
+        self.run_until(lambda: all(operation.done for operation in operations), limit, f"the end of {names}")
+        for operation in operations:
+            if operation.error is not None:
+                raise operation.error
+
+    def init(self, key: Key, value: Any, epoch: int = 1, whole: bool = False) -> None:
+        """On all workers; they have it when this returns."""
+        self.wait([worker.init(key, value, epoch, whole) for worker in self.workers])
+
+    def set_optimizer(self, name: str, **params: Any) -> None:
+        self.wait([worker.set_optimizer(name, **params) for worker in self.workers])
+
+    def pull_all(self, key: Key) -> list[Any]:
+        """Each worker's pulled value, flat."""
+        pulls = [worker.pull(key) for worker in self.workers]
+        self.wait([operation for operation, _ in pulls])
+        return [value for _, value in pulls]
+
+    def run_programs(self, programs: Sequence[Program], limit: float = 300.0) -> None:
+        """Run each worker's program at once; a program yields the operation that it waits for."""
+        for worker, program in zip(self.workers, programs, strict=True):
+            self.simulator.clock.after(0.0, self._go_on, worker, program)
+        self.run_until(lambda: all(worker.ended for worker in self.workers), limit, "the end of all programs")
+
+    def _go_on(self, worker: Worker, program: Program) -> None:
+        operation = next(program, None)
+        if operation is None:
+            worker.ended = True
+            return
+        clock = self.simulator.clock
+        operation.on_done = lambda _: clock.after(0.0, self._go_on, worker, program)
+        if operation.done:
+            operation.on_done(operation)
+
+
+@pytest.fixture
+def make_cluster() -> type[Cluster]:
+    """Make a started `Cluster`: (seed, workers, servers, faults, sync, average, **settings)."""
+    return Cluster
