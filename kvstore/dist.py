@@ -268,7 +268,7 @@ class DistStore(KVStore):
             self._settings.barrier()
 
     def stats(self) -> dict[str, Any]:
-        """See `KVStore`; also 'pulled_bytes'. Decoding happens on the servers: `decode_seconds` is 0 here."""
+        """See `KVStore`. Decoding happens on the servers: `decode_seconds` is 0 here."""
         return collect(self._keys.values(), self._config.num_servers)
 
     def save(self, path: str | PathLike[str]) -> None:

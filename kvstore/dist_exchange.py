@@ -81,10 +81,14 @@ def finisher(
 ) -> Callable[[], Any]:
     """What a finished pull does: fill the outs, and return the call's result in the form of its `key`."""
 
+    started = time.perf_counter()
+
     def finish() -> Any:
+        waited = (time.perf_counter() - started) / max(len(keys), 1)
         new = [destination.finish() for destination in destinations]
         for one in keys:
             one.counters.pulls += 1
+            one.counters.wait_seconds += waited
         if out is not None and all(outs for _, outs in given):
             return out
         results = [

@@ -30,6 +30,7 @@ class Counters:
     pulls: int = 0
     raw_bytes: int = 0
     sent_bytes: int = 0
+    pulled_bytes: int = 0
     encode_seconds: float = 0.0
     decode_seconds: float = 0.0
     wait_seconds: float = 0.0
@@ -86,6 +87,7 @@ class LocalKey:
         """Write the value into every out; without any, return a new array like the one given to `init`."""
         self.counters.pulls += 1
         value = self.value()
+        self.counters.pulled_bytes += int(value.nbytes)
         for out in outs:
             write_into(out, value, self.key)
         return None if outs else like(self.template, value)

@@ -241,9 +241,10 @@ class KVStore(ABC):
     def stats(self) -> dict[str, Any]:
         """Return counters since `create`.
 
-        {'keys': {key: {'pushes', 'pulls', 'raw_bytes', 'sent_bytes', 'encode_seconds', 'decode_seconds',
-        'wait_seconds'}}, 'servers': {rank: {'raw_bytes', 'sent_bytes'}}, 'total': the sums}. `raw_bytes`: the pushed
-        arrays; `sent_bytes`: what went over the wire (between devices on a 'device' store) for them.
+        {'keys': {key: {'pushes', 'pulls', 'raw_bytes', 'sent_bytes', 'pulled_bytes', 'encode_seconds',
+        'decode_seconds', 'wait_seconds'}}, 'servers': {rank: {'raw_bytes', 'sent_bytes'}}, 'total': the sums}.
+        `raw_bytes`: the pushed arrays; `sent_bytes`: what went over the wire (between devices on a 'device' store) for
+        them.
         """
 
     @abstractmethod
