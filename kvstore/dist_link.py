@@ -52,10 +52,14 @@ class Link:
         """Submit batches as they are made; waits while too many pushed bytes are not acknowledged yet."""
         try:
             for batch in batches:
+                ready: list[Part] = []
                 for part in batch:
-                    if size := sizes(part):
+                    if (size := sizes(part)) and not self._budget.try_take(size):
+                        self._thread.submit(operation, ready)  # room comes only from what was handed over
+                        ready = []
                         self._budget.take(size, operation.deadline)
-                self._thread.submit(operation, batch)
+                    ready.append(part)
+                self._thread.submit(operation, ready)
         except KVStoreError as error:
             self._thread.submit(operation, [])
             operation.fail(error)

@@ -144,21 +144,27 @@ class Budget:
         self._used = 0
         self._free = threading.Condition()
 
+    def try_take(self, size: int) -> bool:
+        """Take room if there is enough; something larger than the limit may go alone."""
+        with self._free:
+            fits = not self._used or self._used + size <= self._limit
+            self._used += size if fits else 0
+            return fits
+
     def take(self, size: int, deadline: float) -> None:
-        """Wait for room; something larger than the limit may go alone.
+        """The same, but wait for room.
 
         Raises:
             OperationTimeoutError: `deadline` (monotonic seconds) passed: servers do not take what was pushed.
         """
         with self._free:
-            while self._used and self._used + size > self._limit:
+            while not self.try_take(size):
                 left = deadline - time.monotonic()
                 if left <= 0 or not self._free.wait(left):
                     raise OperationTimeoutError(
                         f"push waited in vain for room: {self._used} bytes are not acknowledged by the servers, "
                         f"the limit is {self._limit} (KVSTORE_QUEUE_BYTES)"
                     )
-            self._used += size
 
     def give(self, size: int) -> None:
         """These bytes are no longer held."""
