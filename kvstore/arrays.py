@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from kvstore.dtypes import DTYPES, DType, NDArray, is_float, named_dtype
+from kvstore.dtypes import DTYPES, DType, NDArray, is_float, named_dtype, stored_dtype
 from kvstore.errors import ArrayError, NotSupportedError
 from kvstore.messages import Key
 
@@ -60,7 +60,7 @@ def describe(array: Any, key: Key) -> Template:
         device = int(array.device.id) if kind == "cupy" else array.sharding if hasattr(array, "sharding") else None
         return Template(tuple(array.shape), named_dtype(str(array.dtype), key), kind, device)
     host = _host(array, kind, key)
-    return Template(host.shape, named_dtype(host.dtype.name, key), kind)
+    return Template(host.shape, stored_dtype(host.dtype, key), kind)
 
 
 def host_view(array: Any, key: Key, dtype: DType | None = None) -> NDArray:
@@ -76,7 +76,7 @@ def host_view(array: Any, key: Key, dtype: DType | None = None) -> NDArray:
     """
     kind = _kind(array, key)
     host = _numbers(array, key, dtype) if kind == "python" else _host(array, kind, key)
-    native = named_dtype(host.dtype.name, key)
+    native = stored_dtype(host.dtype, key)
     if host.dtype != native:
         host = host.astype(native)
     return np.require(host, requirements=("C", "A"))

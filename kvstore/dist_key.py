@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,7 +32,7 @@ class KeyCounters:
 
 @dataclass(eq=False)
 class DistKey:
-    """`round`: pushes of this worker; `epoch`: assignments (init, broadcast) it has taken part in."""
+    """`round`: pushes of this worker; `epoch`: assignments (init, broadcast) it has taken part in; `elements`: its size."""
 
     key: Key
     template: Template
@@ -44,6 +45,7 @@ class DistKey:
     counters: KeyCounters = field(default_factory=KeyCounters)
 
     def __post_init__(self) -> None:
+        self.elements = math.prod(self.template.shape)
         self.encoder = KeyEncoder(
             self.key, self.elements, self.dtype, rank=self.rank, chunk_elements=self.chunk_elements
         )
@@ -52,11 +54,6 @@ class DistKey:
     def dtype(self) -> DType:
         """The key's element type."""
         return self.template.dtype
-
-    @property
-    def elements(self) -> int:
-        """Number of elements."""
-        return int(np.prod(self.template.shape, dtype=np.int64))
 
     @property
     def chunks(self) -> range:

@@ -45,6 +45,14 @@ def named_dtype(name: str, key: Key) -> DType:
     return dtype
 
 
+_KNOWN: Mapping[DType, DType] = {dtype: dtype for dtype in DTYPES.values()}
+
+
+def stored_dtype(dtype: DType, key: Key) -> DType:
+    """Return `dtype` in native byte order; errors as `named_dtype`, whose look-up by name takes microseconds."""
+    return _KNOWN.get(dtype) or named_dtype(dtype.name, key)
+
+
 def is_float(dtype: DType) -> bool:
     """Is this a floating point type (bfloat16 included)? Only those can be compressed."""
     return dtype.name in _FLOAT
