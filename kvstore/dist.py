@@ -42,7 +42,7 @@ from kvstore.keys import keys_of, pair_outs, pair_values
 from kvstore.machine import SCHEDULER
 from kvstore.messages import Key, Role
 from kvstore.optimizer import make_spec
-from kvstore.store import Array, Keys, KVStore, Updater
+from kvstore.store import Array, Keys, KVStore, Updater, role_to_count
 from kvstore.worker_thread import WorkerThread
 
 
@@ -88,7 +88,7 @@ class DistStore(KVStore):
     def num_dead_node(self, role: str | None = None, timeout: float | None = None) -> int:
         """See `KVStore`. With `timeout` the scheduler is asked how long it has not heard of each process."""
         self._check_open()
-        wanted = None if role is None else Role(role)
+        wanted = role_to_count(role)
         if timeout is None:
             return self._thread.machine.member.num_dead(wanted)
         status = self._settings.status(SCHEDULER)

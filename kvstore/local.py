@@ -32,10 +32,10 @@ from kvstore.handle import Handle, done_at_once
 from kvstore.keys import keys_of, mirrored, pair_outs, pair_values
 from kvstore.local_checkpoint import Installed
 from kvstore.local_key import Counters, LocalKey
-from kvstore.messages import Key, Role
+from kvstore.messages import Key
 from kvstore.optimizer import create_optimizer, make_spec, with_learning_rate
 from kvstore.reduction import check_match
-from kvstore.store import Array, Keys, KVStore, Updater
+from kvstore.store import Array, Keys, KVStore, Updater, role_to_count
 
 LOCAL, DEVICE = "local", "device"
 Outs = Sequence[tuple[Key, list[Any]]]
@@ -77,12 +77,7 @@ class LocalStore(KVStore):
     def num_dead_node(self, role: str | None = None, timeout: float | None = None) -> int:
         """Return 0: there is nobody else."""
         self._check_open("num_dead_node")
-        roles = [str(one) for one in Role]
-        if role is not None and role not in roles:
-            raise ParameterError(
-                f"num_dead_node: role {role!r} is none of {', '.join(roles)}",
-                parameter="role", given=str(role), allowed=", ".join(roles),
-            )  # fmt: skip
+        role_to_count(role)
         return 0
 
     def is_capable(self, capability: str) -> bool:

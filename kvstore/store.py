@@ -26,9 +26,9 @@ from typing import Any, Self, TypeAlias
 
 import numpy as np
 
-from kvstore.errors import NotSupportedError
+from kvstore.errors import NotSupportedError, ParameterError
 from kvstore.handle import Handle
-from kvstore.messages import Key
+from kvstore.messages import Key, Role
 
 Keys: TypeAlias = Key | Sequence[Key] | Mapping[Any, Any]
 """One key, a list of keys, or a mapping from keys to arrays."""
@@ -67,6 +67,9 @@ class KVStore(ABC):
         Args:
             role: 'scheduler', 'server' or 'worker'; None counts all.
             timeout: seconds of silence that count as death; None: the job's setting.
+
+        Raises:
+            ParameterError: no such role.
         """
 
     @abstractmethod
@@ -284,3 +287,14 @@ class KVStore(ABC):
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def role_to_count(role: str | None) -> Role | None:
+    """Read the `role` of `num_dead_node`. Raises ParameterError."""
+    roles = [str(one) for one in Role]
+    if role is not None and role not in roles:
+        raise ParameterError(
+            f"num_dead_node: role {role!r} is none of {', '.join(roles)}",
+            parameter="role", given=str(role), allowed=", ".join(roles),
+        )  # fmt: skip
+    return None if role is None else Role(role)

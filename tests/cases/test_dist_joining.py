@@ -228,11 +228,16 @@ def test_r49_an_unknown_store_comes_with_near_names(plain: pytest.MonkeyPatch) -
 
 def attributes(name: str) -> Any:
     with kvstore.create(name.upper()) as kv:
-        return [kv.type, kv.rank, kv.num_workers]
+        try:
+            kv.num_dead_node("boss")
+        except kvstore.KVStoreError as error:
+            return [kv.type, kv.rank, kv.num_workers, type(error).__name__]
 
 
 def test_r49_rank_workers_and_type_are_right_on_all_stores(run_job: Any) -> None:
-    assert [attributes(name) for name in ("local", "device")] == [["local", 0, 1], ["device", 0, 1]]
+    assert [attributes(name) for name in ("local", "device")] == [
+        [name, 0, 1, "ParameterError"] for name in ("local", "device")
+    ]
     for name in ("dist_async", "dist_device_sync"):
         found = run_job(attributes, workers=2, servers=1, env=ENV, args={"name": name}).ok()
-        assert found == [[name, 0, 2], [name, 1, 2]]
+        assert found == [[name, rank, 2, "ParameterError"] for rank in (0, 1)]
