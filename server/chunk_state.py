@@ -40,7 +40,7 @@ def write_state(
     chunk: StoredChunk,
     optimizer: Optimizer[Any] | None,
 ) -> None:
-    """Set what the message names; what it does not name stays.
+    """Set value and master if the message names them, and the optimizer's state: without any it starts afresh.
 
     Raises:
         CheckpointError: names, sizes or dtypes do not fit the key or the optimizer; nothing is changed.
@@ -65,8 +65,9 @@ def write_state(
         chunk.master = master if master is not None else value.astype(accumulator(value.dtype), copy=False)
     for name, array in state.items():
         fresh[name][...] = array
-    if state:
-        chunk.state = fresh
+    chunk.state = fresh or None
+    if not state:
+        stored.state = None
     chunk.step = message.step
 
 
