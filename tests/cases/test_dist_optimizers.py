@@ -171,6 +171,7 @@ def damaged(folder: str) -> Any:
     with kvstore.create("dist_sync") as kv:
         kv.init(["w", "compressed"], [values(1, 500), values(2, 500)])
         kv.set_optimizer("sgd", learning_rate=0.1, momentum=0.9)
+        kv.save_optimizer_states(f"{folder}/unused.states")
         kv.pushpull("w", values(3, 500))
         before = kv.pushpull("w", values(4, 500))
         for name in ("cut", "flipped", "foreign", "pickled", "missing", "adam.states", "other.all"):
@@ -184,6 +185,9 @@ def damaged(folder: str) -> Any:
             velocity = velocity * np.float32(0.9) - np.float32(0.1) * 2 * values(seed, 500)
             expected = expected + velocity
         found["error"] = float(np.abs(after - expected).max())
+        kv.load_optimizer_states(f"{folder}/unused.states")  # of an optimizer without momentum yet
+        restarted = kv.pushpull("w", values(6, 500))
+        found["restarted"] = float(np.abs(restarted - (after - np.float32(0.1) * 2 * values(6, 500))).max())
         return found
 
 
@@ -211,6 +215,7 @@ def test_r27_damaged_and_foreign_files_change_nothing(run_job: Any, tmp_path: Pa
     assert not mark.exists()
     for rank, result in enumerate(results):
         assert result.pop("values kept") and result.pop("error") < 1e-5
+        assert result.pop("restarted") < 1e-5, "momentum of before the load was used"
         for what, error in result.items():
             assert error is not None, f"{what} was taken up"
             assert rank != 0 or error[0] == "CheckpointError", f"{what}: {error}"
