@@ -156,14 +156,15 @@ def resumed(folder: str, rules: dict[str, dict[str, Any]], third: dict[str, Any]
 
 def test_r27_three_steps_saved_and_one_more_are_four(run_job: Any, tmp_path: Path) -> None:
     saved = run_job(training, args={"folder": str(tmp_path), "rules": RULES}, uses=[values], env=SMALL_CHUNKS).ok()
-    for servers, name in ((2, "momentum"), (3, "adam"), (3, "momentum")):
-        third = {name: saved[0][f"{name} 3"]}
-        args = {"folder": str(tmp_path), "rules": RULES, "third": third, "names": [name]}
+    third = {name: saved[0][f"{name} 3"] for name in RULES}
+    args = {"folder": str(tmp_path), "rules": RULES, "third": third, "names": list(RULES)}
+    for servers in (2, 3):
         for result in run_job(resumed, servers=servers, args=args, uses=[values], env=SMALL_CHUNKS).ok():
-            expected = saved[0][f"{name} 4"]
-            for kind in ("states", "full"):
-                assert result[f"{name} {kind}"][0] == expected[0], f"{name}.{kind} on {servers} servers"
-            assert result[f"{name} all"] == expected, f"{name}.all, with residuals, on {servers} servers"
+            for name in RULES:
+                expected = saved[0][f"{name} 4"]
+                for kind in ("states", "full"):
+                    assert result[f"{name} {kind}"][0] == expected[0], f"{name}.{kind} on {servers} servers"
+                assert result[f"{name} all"] == expected, f"{name}.all, with residuals, on {servers} servers"
 
 
 def damaged(folder: str) -> Any:
