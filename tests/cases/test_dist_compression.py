@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pytest
 
 import kvstore
 
@@ -197,51 +196,56 @@ def test_r17_half_precision_is_compressed_as_float32_is(run_job: Any) -> None:
 # --- R21: one NaN -------------------------------------------------------------------------------------------------
 
 
-def one_bad_batch(bad: float) -> Any:
+def one_bad_batch(kv: Any, key: str, bad: float) -> Any:
+    kv.set_gradient_compression({"type": "2bit", "threshold": 0.5})
+    kv.init([key, f"other than {key}"], [full(0, 200)] * 2)
+    other = f"other than {key}"
+    good = full(0.5, 200)
+    poisoned = good.copy()
+    poisoned[137] = bad
+    for _ in range(4):
+        kv.pushpull([key, other], [good, good])
+    found: dict[str, Any] = {}
+    kv.push(other, good)
+    if kv.rank == 1:
+        found["error"] = caught(kv.push, key, poisoned)
+        found["other"] = kv.pull(other).tolist()
+        kv.barrier()
+        kv.push(key, good)
+        kv.barrier()
+    else:
+        kv.push(key, good)
+        found["error"] = caught(kv.pull, key)
+        found["other"] = kv.pull(other).tolist()
+        kv.barrier()  # all have seen it
+        kv.barrier()  # rank 1 has pushed again
+    found["mended"] = kv.pull(key).tolist()
+    found["next"] = kv.pushpull(key, full(0.25, 200)).tolist()
+    # propagate: it is seen, and only where it was
+    kv.set_gradient_compression({"type": "2bit", "threshold": 0.5, "on_nonfinite": "propagate"})
+    seen = kv.pushpull(key, poisoned if kv.rank == 1 else good)
+    found["seen"] = np.flatnonzero(~np.isfinite(seen)).tolist()
+    found["after"] = bool(np.isfinite(kv.pushpull(key, good)).all())
+    return found
+
+
+def bad_batches() -> Any:
     with kvstore.create("dist_sync") as kv:
-        kv.set_gradient_compression({"type": "2bit", "threshold": 0.5})
-        kv.init(["w", "other"], [full(0, 200)] * 2)
-        good = full(0.5, 200)
-        poisoned = good.copy()
-        poisoned[137] = bad
-        for _ in range(4):
-            kv.pushpull(["w", "other"], [good, good])
-        found: dict[str, Any] = {}
-        kv.push("other", good)
-        if kv.rank == 1:
-            found["error"] = caught(kv.push, "w", poisoned)
-            found["value"] = kv.pull("other").tolist()
-            kv.barrier()
-            kv.push("w", good)
-            kv.barrier()
-        else:
-            kv.push("w", good)
-            found["error"] = caught(kv.pull, "w")
-            found["value"] = kv.pull("other").tolist()
-            kv.barrier()  # all have seen it
-            kv.barrier()  # rank 1 has pushed again
-        found["mended"] = kv.pull("w").tolist()
-        found["next"] = kv.pushpull("w", full(0.25, 200)).tolist()
-        # propagate: it is seen, and only where it was
-        kv.set_gradient_compression({"type": "2bit", "threshold": 0.5, "on_nonfinite": "propagate"})
-        seen = kv.pushpull("w", poisoned if kv.rank == 1 else good)
-        found["seen"] = np.flatnonzero(~np.isfinite(seen)).tolist()
-        found["after"] = kv.pushpull("w", good).tolist()
-        return found
+        return [one_bad_batch(kv, str(bad), bad) for bad in (float("nan"), float("inf"))]
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_r21_a_nan_is_told_to_everybody_and_leaves_no_trace(run_job: Any, bad: float) -> None:
-    results = run_job(one_bad_batch, workers=3, servers=2, args={"bad": bad}, uses=[full], env=SMALL_CHUNKS).ok()
-    for rank, result in enumerate(results):
-        name, text, facts = result["error"]
-        assert (name, facts["key"], facts["rank"], facts["count"]) == ("NonFiniteError", "w", 1, 1), f"rank {rank}"
-        assert "'w'" in text and "rank 1" in text
-        assert result["value"] == [1.5] * 200, "another key was affected"
-        assert result["mended"] == [1.5] * 200, "the refused worker pushed again, and the round is complete"
-        assert result["next"] == [0.0] * 200
-        assert result["seen"] == [137]
-        assert np.isfinite(result["after"]).all()
+def test_r21_a_nan_is_told_to_everybody_and_leaves_no_trace(run_job: Any) -> None:
+    uses = [full, one_bad_batch]
+    for rank, found in enumerate(run_job(bad_batches, workers=3, servers=2, uses=uses, env=SMALL_CHUNKS).ok()):
+        for key, result in zip(("nan", "inf"), found, strict=True):
+            name, text, facts = result["error"]
+            assert (name, facts["key"], facts["rank"], facts["count"]) == ("NonFiniteError", key, 1, 1), f"rank {rank}"
+            assert repr(key) in text and "rank 1" in text
+            assert result["other"] == [1.5] * 200, "another key was affected"
+            assert result["mended"] == [1.5] * 200, "the refused worker pushed again, and the round is complete"
+            assert result["next"] == [0.0] * 200
+            assert result["seen"] == [137]
+            assert result["after"]
 
 
 # --- R25: what should not be compressed ---------------------------------------------------------------------------
