@@ -1,4 +1,4 @@
-"""Stand-ins for the processes of a launch; a whole cluster of machines on simulated time."""
+"""Stand-ins for the processes of a launch; a whole cluster of machines on simulated time; one shard."""
 
 from __future__ import annotations
 
@@ -18,14 +18,36 @@ from kvstore.compression.registry import parse_params
 from kvstore.config import Config
 from kvstore.dist_exchange import pull_parts, push_parts
 from kvstore.dist_key import Destination, DistKey
-from kvstore.machine import SCHEDULER
+from kvstore.machine import SCHEDULER, Send
 from kvstore.member import Member
 from kvstore.memory_network import Faults
-from kvstore.messages import Key, Message, Role, SetOptimizer
+from kvstore.messages import (
+    Ack,
+    Assign,
+    AssignEntry,
+    ChunkEntry,
+    Declare,
+    Declared,
+    DeclareEntry,
+    Failed,
+    Failure,
+    Frame,
+    Gone,
+    Key,
+    Message,
+    Pull,
+    Push,
+    PushEntry,
+    Refuse,
+    Role,
+    SetOptimizer,
+    Values,
+)
 from kvstore.optimizer import make_spec, spec_to_json
 from kvstore.server.launch_plan import Plan
 from kvstore.server.membership import Membership
 from kvstore.server.node import ServerMachine
+from kvstore.server.shard import Shard
 from kvstore.session import Operation, Part
 from kvstore.simulator import Simulator
 from kvstore.wire import Wire
@@ -248,3 +270,86 @@ class Cluster:
 def make_cluster() -> type[Cluster]:
     """Make a started `Cluster`: (seed, workers, servers, faults, sync, average, **settings)."""
     return Cluster
+
+
+class ShardHarness:
+    """A shard of two workers, whose node ids are 'w0' and 'w1'; what it sends, as short lines."""
+
+    def __init__(self) -> None:
+        self.shard = Shard(Config(num_workers=2, num_servers=1, chunk_elements=64, message_bytes=1024), 2)
+        self.now = 100.0
+        self.sequence = 0
+
+    def send(self, rank: int, message: Message, *frames: Any) -> list[str]:
+        data: list[Frame] = [frame if isinstance(frame, bytes) else np.asarray(frame).tobytes() for frame in frames]
+        actions = self.shard.receive(f"w{rank}", message, data, self.now)
+        self.shard.validate()
+        return _sent(actions)
+
+    def next(self) -> int:
+        self.sequence += 1
+        return self.sequence
+
+    def assign(self, key: str, value: Any, rank: int = 0, chunk: int = 0, **facts: Any) -> list[str]:
+        array = np.asarray(value)
+        part = array.reshape(-1)[chunk * 64 : chunk * 64 + 64]
+        given = {"epoch": 1, "round": 0, "sync": True, **facts}
+        entry = AssignEntry(key, chunk, array.shape, array.dtype.name, **given)
+        return self.send(rank, Assign(sequence=self.next(), rank=rank, entries=[entry], timeout=10.0), part)
+
+    def declare(self, rank: int, key: str, shape: tuple[int, ...] = (2,), **facts: Any) -> list[str]:
+        given: dict[str, Any] = {"dtype": "float32", "epoch": 1, "sync": True, **facts}
+        entry = DeclareEntry(key, shape, **given)
+        return self.send(rank, Declare(sequence=self.next(), rank=rank, entries=[entry], timeout=10.0))
+
+    def push(self, rank: int, key: str, number: int, value: Any, codec: str = "none", **meta: Any) -> list[str]:
+        message = Push(sequence=self.next(), rank=rank, entries=[PushEntry(key, 0, number, codec, meta)])
+        return self.send(rank, message, value)
+
+    def pull(self, rank: int, key: str, number: int, timeout: float = 10.0, epoch: int = 1) -> list[str]:
+        entry = ChunkEntry(key, 0, number, epoch)
+        return self.send(rank, Pull(sequence=self.next(), rank=rank, entries=[entry], timeout=timeout))
+
+    def refuse(self, rank: int, key: str, number: int) -> list[str]:
+        failure = Failure("NonFiniteError", f"rank {rank} has NaN", {"key": key, "rank": rank})
+        return self.send(rank, Refuse(sequence=self.next(), rank=rank, rounds=[(key, number)], failure=failure))
+
+    def set_optimizer(self, rank: int, name: str, turn: int = 1, **params: Any) -> list[str]:
+        spec = spec_to_json(make_spec(name, **params))
+        return self.send(rank, SetOptimizer(sequence=self.next(), rank=rank, turn=turn, spec=spec, timeout=10.0))
+
+    def stored_keys(self) -> list[Any]:
+        return [status.key for status in self.shard.keys()]  # noqa: SIM118
+
+    def tick(self, now: float) -> list[str]:
+        self.now = now
+        return _sent(self.shard.tick(now))
+
+    def gone(self, rank: int, lost: bool = True) -> list[str]:
+        return _sent(self.shard.peer_gone(Gone(Role.WORKER, rank, lost, 15.0)))
+
+
+def _sent(actions: Sequence[Any]) -> list[str]:
+    """'w0 ack 3'; 'w1 w@2 [1, 2]' for float32 values; 'w0 failed 3: ErrorName text'."""
+    found = []
+    for action in actions:
+        assert isinstance(action, Send)
+        match action.message:
+            case Ack(sequences=sequences):
+                found.append(f"{action.to} ack {sequences[0]}")
+            case Values(entries=entries):
+                for entry, frame in zip(entries, action.frames, strict=True):
+                    found.append(f"{action.to} {entry.key}@{entry.round} {np.frombuffer(frame, np.float32).tolist()}")
+            case Failed(sequence=sequence, failure=failure):
+                found.append(f"{action.to} failed {sequence}: {failure.error} {failure.text}")
+            case Declared(sequence=sequence, whole=whole):
+                found.append(f"{action.to} declared {sequence} {whole}")
+            case message:
+                found.append(f"{action.to} {type(message).__name__}")
+    return found
+
+
+@pytest.fixture
+def make_shard() -> type[ShardHarness]:
+    """Make a `ShardHarness`, a server's shard for two workers with nothing in it."""
+    return ShardHarness
