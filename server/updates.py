@@ -73,14 +73,14 @@ class Updates:
         )  # fmt: skip
         chunk.failures.pop((entry.round, rank), None)
         push = Encoded(codec, Payload(frame, entry.meta), context)
-        stored.count_push(context.n, push.payload.nbytes)
         if stored.sync:
             open_round = chunk.open_round(entry.round)
             open_round.aggregate.add(push)
             open_round.refused.pop(rank, None)
-            self._advance(stored, chunk, JOINT)
         else:
-            self._push_at_once(stored, chunk, push)
+            self._keep(chunk, push)
+        stored.count_push(context.n, push.payload.nbytes)
+        self._advance(stored, chunk, JOINT if stored.sync else rank)
 
     def refuse(self, stored: StoredKey, chunk: StoredChunk, rank: int, number: int, error: KVStoreError) -> None:
         """That push of `rank` does not come, for this reason: who waits for it is told, until it comes after all."""
@@ -167,16 +167,15 @@ class Updates:
         total = chunk.open.pop(number).aggregate.finish(writable=self.optimizer is not None or stored.average)
         return _divided(total, self.num_workers) if stored.average else total
 
-    def _push_at_once(self, stored: StoredKey, chunk: StoredChunk, push: Encoded) -> None:
+    def _keep(self, chunk: StoredChunk, push: Encoded) -> None:
+        """Take a push of an asynchronous key."""
         if self.optimizer is None:
             raise ConfigError(
                 f"key {chunk.key!r}: an asynchronous push needs an optimizer on the servers; call set_optimizer first",
                 key=chunk.key, rank=push.context.rank,
             )  # fmt: skip
         push.codec.check(push.payload, push.context)
-        rank = push.context.rank
-        chunk.early[rank, push.context.round] = push
-        self._advance(stored, chunk, rank)
+        chunk.early[push.context.rank, push.context.round] = push
 
     def _apply(self, stored: StoredKey, chunk: StoredChunk, total: Array, rank: int) -> list[StoredChunk]:
         """Update the value, of a whole key once the sums of all chunks are there; return the chunks that went on."""
