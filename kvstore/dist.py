@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import json
 import os
 import sys
 import threading
@@ -131,10 +132,12 @@ class DistStore(KVStore):
         return self._link.wait(self.pushpull_async(key, value, out, priority))
 
     def broadcast(self, key: Keys, value: Array = None, out: Array = None, priority: int = 0) -> Any:
-        """See `KVStore`."""
+        """See `KVStore`. Waits for all ranks first: none may see the new value before its own call."""
         pairs = self._single_values(key, value, "broadcast")
         with self._lock:
             self._check_open()
+            self._link.flush()
+            self._settings.agree("broadcast", json.dumps([name for name, _ in pairs]))
             keys = [self._redefined(name, array) for name, array in pairs]
             self._assign(keys, pairs)
             for one in keys:

@@ -14,6 +14,8 @@ from kvstore.arrays import is_array
 from kvstore.errors import ArrayError, ParameterError
 from kvstore.messages import Key
 
+LONGEST = 2048
+"""Bytes of UTF-8 in a key."""
 _LEAST, _GREATEST = -(2**63), 2**63 - 1
 
 
@@ -126,9 +128,14 @@ def _per_device(key: Key, value: Any, what: str) -> list[Any]:
 
 def _text(key: str) -> str:
     try:
-        key.encode()
+        size = len(key.encode())
     except UnicodeEncodeError as error:
         raise _refused(key, "text that UTF-8 can encode (no lone surrogates)") from error
+    if size > LONGEST:  # a message of 1024 keys has to stay within the limit of headers
+        raise ParameterError(
+            f"a key of {size} bytes, {key[:40]!r}..., is too long: allowed are {LONGEST} bytes of UTF-8",
+            parameter="key", given=f"{size} bytes", allowed=f"at most {LONGEST} bytes",
+        )  # fmt: skip
     return key
 
 

@@ -33,11 +33,11 @@ def run(arguments: argparse.Namespace) -> None:
     counts = LOADS[arguments.load]
     keys = list(range(len(counts)))
     with kvstore.create("dist_sync") as store:
-        memory = _sample(store, 0, arguments.memory_at)
         if arguments.momentum > 0:
             store.set_optimizer("sgd", learning_rate=0.01, momentum=arguments.momentum)
         if arguments.compression == "2bit":
             store.set_gradient_compression({"type": "2bit", "threshold": THRESHOLD})
+        memory = _sample(store, 0, arguments.memory_at)  # code is loaded, no key exists
         source = np.random.default_rng(store.rank).standard_normal(max(counts), dtype=np.float32)
         gradients = [source[:count] for count in counts]
         outs = [np.zeros(count, np.float32) for count in counts]

@@ -15,6 +15,7 @@ from kvstore.errors import (
     ConfigError,
     KeyExistsError,
     KeyNotInitializedError,
+    MismatchError,
     NonFiniteError,
     NotSupportedError,
     PeerLeftError,
@@ -187,3 +188,18 @@ def test_counters(make_job: MakeJob) -> None:
     row = stats["keys"]["w"]
     assert (row["pushes"], row["pulls"], row["raw_bytes"], row["sent_bytes"]) == (1, 1, 4096, 256)
     assert sum(server["sent_bytes"] for server in stats["servers"].values()) == stats["total"]["sent_bytes"] == 256
+
+
+def test_broadcast_waits_for_every_rank_and_compares_keys(make_job: MakeJob) -> None:
+    job = make_job(2, timeout=5.0)
+    job.parallel(lambda store: store.init(["w", "v"], [np.zeros(2, np.float32)] * 2))
+
+    def work(store: DistStore) -> Any:
+        before = store.pull("w") if store.rank == 1 else None  # rank 0 is at its broadcast already
+        return before, store.broadcast("w", np.ones(2, np.float32))
+
+    results = job.parallel(work)
+    np.testing.assert_array_equal(results[1][0], np.zeros(2))
+    np.testing.assert_array_equal(results[1][1], np.ones(2))
+    errors = job.errors(lambda store: store.broadcast("wv"[store.rank], np.ones(2, np.float32)))
+    assert all(isinstance(error, MismatchError) for error in errors), errors

@@ -93,3 +93,9 @@ def test_results_mirror_the_form_of_the_keys() -> None:
 
 def _plain(pairs: list[tuple[int | str, list[Any]]]) -> list[tuple[int | str, list[int]]]:
     return [(key, [id(array) for array in arrays]) for key, arrays in pairs]
+
+
+def test_long_keys() -> None:
+    assert check_key("é" * 1024) == "é" * 1024
+    with pytest.raises(ParameterError, match="2049 bytes"):
+        check_key("x" + "é" * 1024)
