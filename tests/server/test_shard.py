@@ -289,3 +289,18 @@ def test_optimizer_that_nobody_registered(w: Any) -> None:
 def test_message_of_another_kind_is_refused(w: Any) -> None:
     with pytest.raises(ProtocolError, match="Values is nothing a server answers"):
         w.send(0, Values(entries=[]))
+
+
+def test_pushes_that_came_early_survive_a_broadcast(w: Any) -> None:
+    w.push(0, "w", 1, f(1, 1))
+    w.push(1, "w", 1, f(1, 1))
+    w.push(1, "w", 2, f(4, 4))
+    w.assign("w", f(9, 9), epoch=2, round=1)
+    w.push(0, "w", 2, f(1, 1))
+    assert w.pull(0, "w", 2, epoch=2) == ["w0 w@2 [5.0, 5.0]"]
+    w.set_optimizer(0, "test")
+    w.assign("asynchronous", f(0, 0), sync=False)
+    w.push(1, "asynchronous", 2, f(2, 2))
+    w.assign("asynchronous", f(10, 10), sync=False, epoch=2)
+    w.push(1, "asynchronous", 1, f(1, 1))
+    assert w.pull(1, "asynchronous", 2, epoch=2) == ["w1 asynchronous@2 [13.0, 13.0]"]
