@@ -32,7 +32,7 @@ class KeyCounters:
 
 @dataclass(eq=False)
 class DistKey:
-    """`round`: pushes of this worker; `epoch`: assignments (init, broadcast) it has taken part in; `elements`: its size."""
+    """`round`: pushes of this worker; `epoch`: assignments (init, broadcast) taken part in; `elements`: its size."""
 
     key: Key
     template: Template

@@ -257,9 +257,7 @@ class Session:
 
     # --- answers --------------------------------------------------------------------------------------------------
 
-    def _values(
-        self, server: int, entries: Sequence[ChunkEntry], frames: Sequence[Frame], now: float
-    ) -> list[Action]:
+    def _values(self, server: int, entries: Sequence[ChunkEntry], frames: Sequence[Frame], now: float) -> list[Action]:
         if len(entries) != len(frames):
             raise ProtocolError(f"{len(entries)} values but {len(frames)} frames from server {server}")
         finished: list[Operation] = []
@@ -296,9 +294,7 @@ class Session:
         if not order.pulls:
             del self._order[entry.key, entry.chunk]
 
-    def _answer(
-        self, sender: str, sequence: int, answer: Answer, frames: Sequence[Frame], now: float
-    ) -> list[Action]:
+    def _answer(self, sender: str, sequence: int, answer: Answer, frames: Sequence[Frame], now: float) -> list[Action]:
         if sequence in self._requests:
             operation, request, _ = self._requests.pop(sequence)
             if request.answered is not None and not operation.done:

@@ -370,9 +370,7 @@ class Shard:
         if not guarded():
             self._waiting.add(JOB, Waiter(sender, sequence, deadline, guarded, explain))
 
-    def _fail_without(
-        self, rank: int, sender: str, sequence: int, deed: str, entry: ChunkEntry | None = None
-    ) -> bool:
+    def _fail_without(self, rank: int, sender: str, sequence: int, deed: str, entry: ChunkEntry | None = None) -> bool:
         """True, and the request refused, if the worker that it waits for is out."""
         gone = self._gone.get(rank)
         if gone is None:

@@ -103,5 +103,3 @@ class Outbox:
         actions += [Send(to, Values(entries=parcel.entries), parcel.frames) for to, parcel in self._parcels.items()]
         self._actions, self._parcels = [], {}
         return actions
-
-

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from kvstore.clock import SimulatedClock
 from kvstore.config import Config
 from kvstore.memory_network import Faults, Network
-from kvstore.clock import SimulatedClock
 from kvstore.memory_transport import MemoryTransport
 from kvstore.messages import Frame
 from kvstore.transport import Transport
