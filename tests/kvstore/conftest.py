@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypeVar
 
 import pytest
@@ -36,12 +37,12 @@ class Job:
         found: list[int] = []
         common = {"root_uri": "127.0.0.1", "num_workers": workers, "num_servers": servers, "job": job, **settings}
         scheduler = read_config({}, ("root_uri",), role=Role.SCHEDULER, root_port=0, **common)
-        self._start(lambda ready: self._schedule(scheduler, job, found, ready))
+        self._start(partial(self._schedule, scheduler, job, found))
         self.config = read_config({}, root_port=found[0], **common)
         self.machines: list[ServerMachine] = []
         for number in range(servers):
             server = read_config({}, role=Role.SERVER, server_id=number, root_port=found[0], **common)
-            self._start(lambda ready, server=server: self._serve(server, ready))
+            self._start(partial(self._serve, server))
         configs = [read_config({}, worker_id=rank, root_port=found[0], **common) for rank in range(workers)]
         with ThreadPoolExecutor(workers) as pool:
             self.stores = list(pool.map(lambda config: DistStore(store, config, average), configs))
