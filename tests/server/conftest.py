@@ -68,9 +68,12 @@ if sys.argv[1] == "scheduler":
         if connection.recv(1) == b"x":
             break
 else:
-    connection = socket.create_connection(("127.0.0.1", int(os.environ["DMLC_PS_ROOT_PORT"])))
-    connection.send(b"s")
-    connection.recv(1)
+    try:
+        connection = socket.create_connection(("127.0.0.1", int(os.environ["DMLC_PS_ROOT_PORT"])))
+        connection.send(b"s")
+        connection.recv(1)
+    except OSError:
+        pass  # the scheduler has ended already
 """
 
 

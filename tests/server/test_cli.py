@@ -210,11 +210,11 @@ def test_demo_gets_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
     module = ModuleType("kvstore.server.demo")
     module.run_demo = lambda **options: found.update(options) or 7  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "kvstore.server.demo", module)
-    options = "--data fashion-mnist --epochs 3 -n 4 -s 2 --threshold 0.25 --output out --seed 9"
+    options = "--data fashion-mnist --epochs 3 -n 4 -s 2 --threshold 0.25 --output out --seed 9 --seeds 2"
     assert run("demo", *options.split()).exit_code == 7
     assert found == {
         "data": "fashion-mnist", "epochs": 3, "workers": 4, "servers": 2,
-        "threshold": 0.25, "output": Path("out"), "seed": 9,
+        "threshold": 0.25, "output": Path("out"), "seed": 9, "seeds": 2,
     }  # fmt: skip
 
 

@@ -23,7 +23,7 @@ from kvstore.server.scheduler import run_scheduler
 from kvstore.wire import Wire
 from kvstore.zmq_transport import ZmqTransport
 
-DEADLINE = 20.0
+DEADLINE = 60.0
 """Seconds after which a test gives up; nothing here takes a quarter of it."""
 
 
@@ -122,8 +122,8 @@ def test_job_from_start_to_end(programs: list[subprocess.Popen[str]], participan
     run_until(participants, lambda: bool(participants[0].answers))
     (status,) = participants[0].answers
     assert isinstance(status, Status)
-    assert [(one.role.value, one.state, one.pid) for one in status.processes] == [
-        (role, "active", os.getpid()) for role in ("worker", "server")
+    assert sorted((one.role.value, one.state, one.pid) for one in status.processes) == [
+        (role, "active", os.getpid()) for role in ("server", "worker")
     ]
     for participant in participants:
         participant.loop.perform(participant.member.leave(1, time.monotonic()))
@@ -157,7 +157,7 @@ def test_stopped_worker_is_lost_and_told_when_it_wakes(
     victim.send_signal(signal.SIGSTOP)
     stopped = time.monotonic()
     run_until(participants, lambda: all(member.num_dead(Role.WORKER) == 1 for member in members))
-    assert time.monotonic() - stopped < 1.0 + 3 * 0.2 + 1.5  # dead_after, beats, and a busy machine
+    assert time.monotonic() - stopped < 10.0  # dead_after is 1 s; the exact bound is shown on simulated time
     gone = members[0].gone[Role.WORKER, rank]
     assert gone.lost
     assert gone.age >= 1.0
