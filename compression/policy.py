@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -12,6 +13,7 @@ import numpy as np
 from kvstore.compression.codec import CompressionType, Key, Params, parameter_error
 from kvstore.compression.none import NoneParams
 from kvstore.compression.registry import params_to_strings, parse_params
+from kvstore.errors import ConfigError
 
 FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
 """Dtypes that codecs take; all others travel raw."""
@@ -81,3 +83,21 @@ class CompressionPolicy:
     @staticmethod
     def _unless_small(params: Params, n_elements: int) -> Params:
         return RAW if n_elements < params.min_elements else params
+
+
+def policy_to_json(policy: CompressionPolicy | None) -> str:
+    """The text that crosses the wire; equal for equal policies. None: everything travels raw."""
+    return json.dumps(None if policy is None else policy.to_wire(), sort_keys=True)
+
+
+def policy_from_json(text: str) -> CompressionPolicy | None:
+    """The inverse of `policy_to_json`.
+
+    Raises:
+        ConfigError: it has not that form; errors as `CompressionPolicy.parse`.
+    """
+    try:
+        data = json.loads(text)
+        return None if data is None else CompressionPolicy.from_wire(data)
+    except (KeyError, TypeError, AttributeError, RecursionError, json.JSONDecodeError) as error:
+        raise ConfigError(f"this is no compression setting: {text[:200]!r}") from error

@@ -6,13 +6,11 @@ receives and writes pulled chunks straight into their destination, so both go on
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import json
 import os
-import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from os import PathLike
 from typing import Any
 
@@ -37,9 +35,11 @@ from kvstore.errors import (
     KVStoreError,
     NonFiniteError,
     NotSupportedError,
+    PeerLeftError,
+    PeerLostError,
 )
 from kvstore.handle import Handle
-from kvstore.keys import keys_of, pair_outs, pair_values
+from kvstore.keys import pair_outs, pair_values
 from kvstore.machine import SCHEDULER
 from kvstore.messages import Key, Role
 from kvstore.optimizer import make_spec
@@ -65,7 +65,6 @@ class DistStore(KVStore):
         self._thread.start()
         self._link = Link(config, self._thread)
         self._settings = JobSettings(self._link, self.rank, config.num_servers)
-        atexit.register(self._close_at_exit)
 
     # --- who am I -------------------------------------------------------------------------------------------------
 
@@ -108,8 +107,7 @@ class DistStore(KVStore):
     def init(self, key: Keys, value: Array = None) -> None:
         """See `KVStore`."""
         pairs = self._single_values(key, value, "init")
-        with self._lock:
-            self._check_open()
+        with self._opened():
             for name, _ in pairs:
                 if name in self._keys:
                     raise KeyExistsError(
@@ -134,30 +132,35 @@ class DistStore(KVStore):
     def broadcast(self, key: Keys, value: Array = None, out: Array = None, priority: int = 0) -> Any:
         """See `KVStore`. Waits for all ranks first: none may see the new value before its own call."""
         pairs = self._single_values(key, value, "broadcast")
-        with self._lock:
-            self._check_open()
+        outs = pair_outs(key, out, "broadcast")
+        with self._opened():
             self._link.flush()
-            self._settings.agree("broadcast", json.dumps([name for name, _ in pairs]))
             keys = [self._redefined(name, array) for name, array in pairs]
+            self._destinations(keys, outs)
+            self._settings.agree("broadcast", json.dumps([name for name, _ in pairs]))
             self._assign(keys, pairs)
-            for one in keys:
-                one.encoder.reset()
             self._keys.update((one.key, one) for one in keys)
-        return self.pull(keys_of(key) if isinstance(key, Mapping) else key, out, priority)
+        return self._link.wait(self._pull(key, out, priority))
 
     def push_async(self, key: Keys, value: Array = None, priority: int = 0) -> Handle:
         """See `KVStore`."""
-        return self._exchange("push", key, value, None, priority, pull=False, copy=False)
+        handle = self._exchange("push", key, value, None, priority, pull=False, copy=False)
+        self._link.leave_behind(handle, deferred=False)
+        return handle
 
     def pushpull_async(self, key: Keys, value: Array = None, out: Array = None, priority: int = 0) -> Handle:
         """See `KVStore`."""
-        return self._exchange("pushpull", key, value, out, priority, pull=True, copy=False)
+        handle = self._exchange("pushpull", key, value, out, priority, pull=True, copy=False)
+        self._link.leave_behind(handle, deferred=False)
+        return handle
 
     def pull_async(self, key: Keys, out: Array = None, priority: int = 0) -> Handle:
         """See `KVStore`."""
+        return self._pull(key, key if out is None and isinstance(key, Mapping) else out, priority)
+
+    def _pull(self, key: Keys, out: Array, priority: int) -> Handle:
         given = pair_outs(key, out, "pull")
-        with self._lock:
-            self._check_open()
+        with self._opened():
             self._link.raise_deferred()
             keys = [self._known(name, "pull") for name, _ in given]
             destinations = self._destinations(keys, given)
@@ -172,8 +175,7 @@ class DistStore(KVStore):
     ) -> Handle:
         pairs = pair_values(key, value, what)
         given = pair_outs(key, out, what) if pull else []
-        with self._lock:
-            self._check_open()
+        with self._opened():
             if pull:
                 self._link.raise_deferred()
             keys = [self._known(name, what) for name, _ in pairs]
@@ -183,6 +185,7 @@ class DistStore(KVStore):
             destinations = self._destinations(keys, given) if pull else None
             if not self._sync:
                 self._settings.check_optimizer(what)
+            self._link.check_room()
             prepared = self._prepared(keys, [arrays for _, arrays in pairs])
             finish = finisher(key, out, keys, given, destinations) if destinations is not None else None
             count = sum(len(one.chunks) for one in keys) * (2 if pull else 1)
@@ -223,8 +226,7 @@ class DistStore(KVStore):
     def set_optimizer(self, optimizer: Any, **params: Any) -> None:
         """See `KVStore`. Rank 0's call installs it on the servers; other ranks' calls wait for that and compare."""
         spec = make_spec(optimizer, **params)
-        with self._lock:
-            self._check_open()
+        with self._opened():
             self._settings.set_optimizer(spec)
 
     def set_learning_rate(
@@ -232,8 +234,7 @@ class DistStore(KVStore):
     ) -> None:
         """See `KVStore`. Any rank's call takes effect at once; call it after the round's pull, alike on every rank."""
         factors = None if multipliers is None else {str(key): float(factor) for key, factor in multipliers.items()}
-        with self._lock:
-            self._check_open()
+        with self._opened():
             self._settings.set_learning_rate(learning_rate, factors)
 
     def set_updater(self, updater: Updater | None) -> None:
@@ -249,14 +250,14 @@ class DistStore(KVStore):
         """See `KVStore`. Returns once every rank has called it with the same setting."""
         policy = CompressionPolicy.parse(params, per_key)
         warm_up()
-        with self._lock:
-            self._check_open()
+        with self._opened():
+            for key in self._keys.values():
+                policy.params_for(key.key, key.elements, key.dtype)
             self._settings.set_compression(policy)
 
     def clear_gradient_compression(self, flush: bool = True) -> None:
         """See `KVStore`. Every rank calls it."""
-        with self._lock:
-            self._check_open()
+        with self._opened():
             self._settings.set_compression(None)
             for key in [] if flush else self._keys.values():
                 key.encoder.reset()
@@ -265,21 +266,20 @@ class DistStore(KVStore):
 
     def barrier(self) -> None:
         """See `KVStore`."""
-        with self._lock:
-            self._check_open()
+        with self._opened():
             self._link.flush()
             self._settings.barrier()
 
     def stats(self) -> dict[str, Any]:
         """See `KVStore`. Decoding happens on the servers: `decode_seconds` is 0 here."""
-        return collect(self._keys.values(), self._config.num_servers)
+        return collect(list(self._keys.values()), self._config.num_servers)
 
     def save(self, path: str | PathLike[str]) -> None:
         """See `KVStore`. Every rank calls it: the lowest live one writes `path`, each its residuals to `path.rankN`."""
-        with self._lock:
-            self._check_open()
-            self._link.flush()
+        with self._opened():
+            self._settle()
             self._state().save(path)
+            self._settle()
 
     def load(self, path: str | PathLike[str]) -> None:
         """See `KVStore`. Every rank calls it, after `init` of the keys; rank 0 reads `path`, each its `path.rankN`."""
@@ -290,10 +290,10 @@ class DistStore(KVStore):
 
     def save_optimizer_states(self, path: str | PathLike[str], dump_optimizer: bool = False) -> None:
         """See `KVStore`. Every rank calls it; the lowest live rank writes."""
-        with self._lock:
-            self._check_open()
-            self._link.flush()
+        with self._opened():
+            self._settle()
             self._state().save_optimizer(path, dump_optimizer)
+            self._settle()
 
     def load_optimizer_states(self, path: str | PathLike[str]) -> None:
         """See `KVStore`. Every rank calls it; rank 0 reads the file."""
@@ -310,16 +310,27 @@ class DistStore(KVStore):
             self._link.flush()
         finally:
             self._closed = True
-            self._thread.close()
-            atexit.unregister(self._close_at_exit)
+            self._link.close()
+            self._keys.clear()
 
     # --- shared ---------------------------------------------------------------------------------------------------
 
-    def _check_open(self) -> None:
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[None]:
+        """One call at a time; the process is checked first, since a fork may have copied a lock that is held."""
+        self._check_process()
+        with self._lock:
+            self._check_open()
+            yield
+
+    def _check_process(self) -> None:
         if os.getpid() != self._pid:
             raise ClosedError(
                 f"this {self.type!r} store belongs to process {self._pid}, which was forked: create one in the child"
             )
+
+    def _check_open(self) -> None:
+        self._check_process()
         if self._closed:
             raise ClosedError(f"this {self.type!r} store is closed")
 
@@ -349,7 +360,7 @@ class DistStore(KVStore):
         old, new = self._keys.get(key), self._new_key(key, array)
         if old is None:
             return new
-        new.epoch, new.round, new.whole, new.counters = old.epoch + 1, old.round, old.whole, old.counters
+        new.epoch, new.round, new.counters = old.epoch + 1, old.round, old.counters
         return new
 
     def _assign(self, keys: Sequence[DistKey], pairs: Sequence[tuple[Key, Any]]) -> None:
@@ -359,18 +370,13 @@ class DistStore(KVStore):
         else:
             declare(self._link, keys, self._sync, self._average)
 
+    def _settle(self) -> None:
+        """Wait until no rank changes anything; with a rank gone, what is left can still be saved."""
+        self._link.flush()
+        with contextlib.suppress(PeerLostError, PeerLeftError):
+            self._settings.barrier()
+
     def _state(self) -> DistState:
-        gone = self._thread.machine.member.gone
+        gone = dict(self._thread.machine.member.gone)
         live = [rank for rank in range(self.num_workers) if (Role.WORKER, rank) not in gone]
         return DistState(self._link, self._keys, self.rank, min(live), self._settings.agree)
-
-    def _close_at_exit(self) -> None:
-        """The interpreter ends without `close`: leave if all went well, else tell the others at once."""
-        if self._closed or os.getpid() != self._pid:
-            return
-        failed = getattr(sys, "last_type", None) is not None
-        with contextlib.suppress(KVStoreError):
-            if not failed:
-                self._link.flush()
-        self._closed = True
-        self._thread.close(leave=not failed)

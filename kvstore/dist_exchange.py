@@ -10,7 +10,7 @@ from kvstore.compression.encoder import EncodedChunk, Prepared
 from kvstore.dist_key import Destination, DistKey
 from kvstore.keys import mirrored
 from kvstore.messages import Key, PushEntry
-from kvstore.session import Part, Pull, Push
+from kvstore.operation import Part, Pull, Push
 from kvstore.store import Keys
 from kvstore.wire import frame_bytes
 
@@ -38,7 +38,7 @@ def push_parts(
         started = time.perf_counter()
         for chunk in key.encoder.encode(prepared, copy=copy):
             key.counters.encode_seconds += time.perf_counter() - started
-            batch.append(_push(key, chunk, priority))
+            batch.append(_push(key, chunk, priority, borrowed=not copy))
             if destinations is not None:
                 batch.append(_pull(key, destinations[position], chunk.index, priority))
             waiting += chunk.nbytes
@@ -59,11 +59,11 @@ def pull_parts(keys: Sequence[DistKey], destinations: Sequence[Destination], pri
     ]
 
 
-def _push(key: DistKey, chunk: EncodedChunk, priority: int) -> Push:
+def _push(key: DistKey, chunk: EncodedChunk, priority: int, borrowed: bool) -> Push:
     key.counters.raw_bytes += chunk.raw_nbytes
     key.counters.sent_bytes += chunk.nbytes
     entry = PushEntry(key.key, chunk.index, key.round, chunk.codec, dict(chunk.payload.meta))
-    return Push(key.server(chunk.index), entry, memoryview(chunk.payload.data), priority)
+    return Push(key.server(chunk.index), entry, memoryview(chunk.payload.data), priority, borrowed)
 
 
 def _pull(key: DistKey, destination: Destination, chunk: int, priority: int) -> Pull:

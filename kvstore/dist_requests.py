@@ -24,7 +24,7 @@ from kvstore.messages import (
     Message,
     Refuse,
 )
-from kvstore.session import Answer, Request
+from kvstore.operation import Answer, Request
 from kvstore.wire import frame_bytes
 
 

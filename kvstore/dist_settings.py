@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import json
+import hashlib
 from collections.abc import Mapping
 
 from kvstore import dist_requests as requests
-from kvstore.compression.policy import CompressionPolicy
+from kvstore.compression.policy import CompressionPolicy, policy_to_json
 from kvstore.dist_link import Link
 from kvstore.errors import ConfigError
 from kvstore.machine import server_address
 from kvstore.messages import AskStatus, SetCompression, SetLearningRate, SetOptimizer, Status
-from kvstore.optimizer import OptimizerSpec, find_optimizer, spec_to_json
-from kvstore.session import Request
+from kvstore.operation import Request
+from kvstore.optimizer import OptimizerSpec, find_optimizer, spec_from_json, spec_to_json
+
+COMPARED_WHOLE = 1000
+"""Characters of a value that travel; a longer one is compared by its digest."""
 
 
 class JobSettings:
@@ -49,7 +52,7 @@ class JobSettings:
 
     def set_compression(self, policy: CompressionPolicy | None) -> None:
         """Returns once every rank has called it with the same policy; rank 0 then tells the servers."""
-        text = json.dumps(None if policy is None else policy.to_wire(), sort_keys=True)
+        text = policy_to_json(policy)
         self.agree("compression", text)
         if self._rank == 0:
 
@@ -62,6 +65,9 @@ class JobSettings:
     def agree(self, topic: str, value: str) -> None:
         """Return once every rank has given the same value for its next turn of `topic`; else raise MismatchError."""
         turn = self._next_turn(topic)
+        if len(value) > COMPARED_WHOLE:
+            digest = hashlib.blake2b(value.encode(), digest_size=16).hexdigest()
+            value = f"{value[:COMPARED_WHOLE]}... ({len(value)} characters, digest {digest})"
         self._link.run(f"agreement about {topic}", [requests.agreement(self._rank, topic, turn, value)])
 
     def barrier(self) -> None:
@@ -76,6 +82,12 @@ class JobSettings:
                 rank=self._rank,
             )
         self._has_optimizer = True
+
+    def learn_optimizer(self) -> None:
+        """Take up what the servers have, after somebody else installed it."""
+        spec = self.status(server_address(0)).optimizer
+        self._has_optimizer = spec is not None
+        self.whole = spec is not None and find_optimizer(spec_from_json(spec).name).whole
 
     def status(self, address: str) -> Status:
         """Ask a process what it is doing."""

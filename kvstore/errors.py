@@ -52,6 +52,10 @@ class KVStoreError(Exception):
     def __str__(self) -> str:
         return self.text
 
+    def fresh(self) -> KVStoreError:
+        """The same error without a traceback: one that is raised many times would collect all of them."""
+        return from_wire(*to_wire(self))
+
     def __reduce__(self) -> tuple[object, ...]:
         return (_rebuild, (type(self).__name__, self.text, self.facts))
 

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from kvstore.errors import OperationTimeoutError
+from kvstore.errors import KVStoreError, OperationTimeoutError
 
 
 class Handle:
@@ -43,7 +43,7 @@ class Handle:
         if not self._ready.wait(timeout):
             raise OperationTimeoutError(f"{self.what} was not done within {timeout} s; it goes on: wait again")
         if self._error is not None:
-            raise self._error
+            raise self._error.fresh() if isinstance(self._error, KVStoreError) else self._error
         return self._result
 
     def resolve(self, result: Any) -> None:

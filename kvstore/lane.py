@@ -17,13 +17,14 @@ from kvstore.messages import ChunkEntry, Frame, Key, Pull, Push, PushEntry
 from kvstore.wire import frame_bytes
 
 if TYPE_CHECKING:
-    from kvstore.session import Operation
+    from kvstore.operation import Operation
 
 MAX_ENTRIES = 1024
 """Chunks in one message, well within what a receiver accepts (`wire.Limits`)."""
 MAX_STRETCH = 1 << 20
 PULL_BATCH = 4
 """One request asks for so many messages of values: answers are cut to size by the server, requests are small."""
+MAX_DOUBLINGS = 3
 SERVER_SHARE = 0.9
 """Part of the remaining time that a server may wait: its answer names who is missing, ours could not."""
 
@@ -61,14 +62,14 @@ class PullPart:
 
 @dataclass
 class Sent:
-    """When a message was last sent, and how often: the wait before the next repeat doubles."""
+    """When a message was last sent, and how often: the wait before the next repeat doubles, up to a limit."""
 
     at: float
     times: int = 1
 
     def due(self, now: float, retry: float) -> bool:
         """True, and counted as sent again, if it stayed unanswered for too long."""
-        if now - self.at < retry * 2 ** (self.times - 1):
+        if now - self.at < retry * 2 ** min(self.times - 1, MAX_DOUBLINGS):
             return False
         self.at = now
         self.times += 1
@@ -129,13 +130,13 @@ class _Window(Generic[P]):
         for flight in self.flights.values():
             yield from flight.parts
 
-    def drop_done(self) -> list[P]:
-        """Remove the parts whose operation has ended."""
-        dropped = [part for part in self.parts() if part.operation.done]
-        self.queue = [item for item in self.queue if not item[2].operation.done]
+    def drop(self, unwanted: Callable[[P], bool]) -> list[P]:
+        """Remove and return some parts."""
+        dropped = [part for part in self.parts() if unwanted(part)]
+        self.queue = [item for item in self.queue if not unwanted(item[2])]
         heapq.heapify(self.queue)
         for sequence, flight in list(self.flights.items()):
-            self.land(sequence, [part for part in flight.parts if part.operation.done])
+            self.land(sequence, [part for part in flight.parts if unwanted(part)])
         return dropped
 
 
@@ -236,12 +237,16 @@ class Lane:
         yield from (part.operation for part in self._pushes.parts())
         yield from (part.operation for part in self._pulls.parts())
 
-    def drop_done(self) -> tuple[list[PushPart], list[PullPart]]:
-        """Forget and return the parts of ended operations."""
-        pulls = self._pulls.drop_done()
-        for part in pulls:
+    def drop_done_pulls(self) -> list[PullPart]:
+        """Forget and return the pulls of ended operations."""
+        dropped = self._pulls.drop(lambda part: part.operation.done)
+        for part in dropped:
             self._unawait(part)
-        return self._pushes.drop_done(), pulls
+        return dropped
+
+    def drop_pushes(self) -> list[PushPart]:
+        """Forget and return all pushes: there is nobody to take them."""
+        return self._pushes.drop(lambda part: True)
 
     def validate(self) -> None:
         """Credits add up to what is under way; every pull under way is awaited."""

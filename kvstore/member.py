@@ -170,6 +170,8 @@ class Member:
 
     def receive(self, message: Message, now: float) -> list[Action]:
         """Handle a message of the scheduler. Raises ProtocolError for one that has no place here."""
+        if isinstance(message, Failed) and message.failure.error == ProtocolError.__name__ and self.state is ACTIVE:
+            return []  # one message could not be read; that does not end the membership
         if not self.concerns(message) or (self.state, type(message)) not in TRANSITIONS:
             raise ProtocolError(f"{self.name} is {self.state}: unexpected {type(message).__name__} from the scheduler")
         self._answered, self._silence = True, 0.0

@@ -13,11 +13,10 @@ wait for pulls of other chunks, so workers that use different orders of keys can
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
 from kvstore.config import Config
 from kvstore.errors import KVStoreError, OperationTimeoutError, ProtocolError, from_wire
@@ -31,79 +30,11 @@ from kvstore.messages import (
     Frame,
     Key,
     Message,
-    PushEntry,
     State,
     Status,
     Values,
 )
-from kvstore.wire import frame_bytes
-
-Answer = Ack | Declared | State | Status
-
-
-@dataclass(eq=False)
-class Operation:
-    """Something a user waits for. `what`: for error texts ("pull of 'w'"). Times in seconds, monotonic."""
-
-    what: str
-    deadline: float
-    parts: int
-    error: KVStoreError | None = None
-    done: bool = False
-    started: float = 0.0
-    on_done: Callable[[Operation], None] | None = None
-    on_acknowledged: Callable[[int], None] | None = None
-    """Called with the size in bytes of each pushed chunk that the server has, or that is given up."""
-
-    def fail(self, error: KVStoreError) -> None:
-        """Keep the first error and end."""
-        if not self.done:
-            self.error = error
-            self._end()
-
-    def part_done(self) -> None:
-        """One part less to wait for."""
-        self.parts -= 1
-        if self.parts <= 0 and not self.done:
-            self._end()
-
-    def _end(self) -> None:
-        self.done = True
-        if self.on_done is not None:
-            self.on_done(self)
-
-
-@dataclass(frozen=True)
-class Push:
-    """A part: one encoded chunk for one server. `frame` must not change until the operation is done."""
-
-    server: int
-    entry: PushEntry
-    frame: Frame
-    priority: int = 0
-
-
-@dataclass(frozen=True)
-class Pull:
-    """A part: one chunk from one server into `target`, a flat uint8 view of where it goes."""
-
-    server: int
-    entry: ChunkEntry
-    target: npt.NDArray[np.uint8]
-    priority: int = 0
-
-
-@dataclass(frozen=True)
-class Request:
-    """A part: a message built from its sequence number and seconds left; `answered` receives the answer."""
-
-    to: str
-    build: Callable[[int, float], Message]
-    frames: Sequence[Frame] = ()
-    answered: Callable[[Answer, Sequence[Frame]], None] | None = None
-
-
-Part = Push | Pull | Request
+from kvstore.operation import Answer, Operation, Part, Pull, Push, Request, abandon, part_address
 
 
 @dataclass
@@ -130,34 +61,33 @@ class Session:
         self._order: defaultdict[tuple[Key, int], _ChunkOrder] = defaultdict(_ChunkOrder)
         self._lost: dict[str, KVStoreError] = {}
         self._complaints: dict[str, str] = {}
+        self._stale = False
         self.broken: KVStoreError | None = None
 
     def submit(self, operation: Operation, parts: Iterable[Part], now: float) -> list[Action]:
         """Queue parts of an operation (which may be submitted in several batches) and send what credits allow."""
-        if self.broken is not None:
-            operation.fail(self.broken)
         actions: list[Action] = []
         touched: set[int] = set()
         for part in parts:
-            if (lost := self._lost.get(_address(part))) is not None:
+            lost = self.broken or self._lost.get(part_address(part))
+            if lost is not None:
                 operation.fail(lost)
-            if operation.done:
                 abandon(operation, [part])
                 continue
-            self._operations.add(operation)
+            if not operation.done:
+                self._operations.add(operation)
             match part:
                 case Push(server=server):
                     self._queue_push(operation, part)
                     touched.add(server)
-                case Pull(server=server):
+                case Pull(server=server) if not operation.done:
                     pulls = self._order[part.entry.key, part.entry.chunk].pulls
                     pulls[part.entry.round] = pulls.get(part.entry.round, 0) + 1
                     self._lanes[server].queue_pull(PullPart(operation, part.entry, part.target, part.priority))
                     touched.add(server)
-                case Request():
+                case Request() if not operation.done:
                     actions += self._send_request(operation, part, now)
-        if operation.done:
-            self._forget_done()
+        self._stale |= operation.done
         for server in touched:
             actions += self._pump(server, now)
         return actions
@@ -180,10 +110,15 @@ class Session:
                 raise ProtocolError(f"{type(message).__name__} from {sender} is nothing a worker expects")
 
     def tick(self, now: float) -> list[Action]:
-        """Expire operations and send again what stayed unanswered."""
-        for operation in [late for late in self._operations if late.deadline <= now]:
-            operation.fail(self._timed_out(operation, now))
-        if any(operation.done for operation in self._operations):
+        """Expire operations, forget what ended, and send again what stayed unanswered."""
+        late = [operation for operation in self._operations if operation.deadline <= now]
+        if late:
+            silent: defaultdict[Operation, set[str]] = defaultdict(set)
+            for operation, to in self._unanswered():
+                silent[operation].add(to)
+            for operation in late:
+                self._fail(operation, self._timed_out(operation, silent[operation], now))
+        if self._stale or any(operation.done for operation in self._operations):
             self._forget_done()
         actions: list[Action] = []
         for server, lane in enumerate(self._lanes):
@@ -199,16 +134,15 @@ class Session:
         """The job is over for this worker: every operation, present and future, ends with `error`."""
         self.broken = error
         for operation in list(self._operations):
-            operation.fail(error)
+            self._fail(operation, error)
         self._forget_done()
 
     def fail_server(self, server: int, error: KVStoreError) -> None:
         """A server is lost: end whatever waits for it."""
         address = server_address(server)
         self._lost[address] = error
-        waiting = {operation for operation, to in self._unanswered() if to == address}
-        for operation in waiting:
-            operation.fail(error)
+        for operation in {operation for operation, to in self._unanswered() if to == address}:
+            self._fail(operation, error)
         self._forget_done()
 
     def idle(self) -> bool:
@@ -220,6 +154,8 @@ class Session:
         for lane in self._lanes:
             lane.validate()
         assert all(not operation.done for operation in self._operations)
+        if self._stale:
+            return
         for order in self._order.values():
             assert order.pulls and all(count > 0 for count in order.pulls.values()), "nothing holds these pushes"
             assert not order.blocked or order.holds(order.blocked[0]), "a push waits for nothing"
@@ -230,6 +166,10 @@ class Session:
 
     def _queue_push(self, operation: Operation, part: Push) -> None:
         queued = PushPart(operation, part.entry, part.frame, part.priority, part.server)
+        if part.borrowed and operation.done:
+            queued.frame = bytes(part.frame)
+        elif part.borrowed:
+            operation.borrowed[queued] = None
         order = self._order.get((part.entry.key, part.entry.chunk))
         if order is not None and (order.blocked or order.holds(queued)):
             order.blocked.append(queued)
@@ -272,16 +212,13 @@ class Session:
 
     def _fill(self, part: PullPart, frame: Frame) -> None:
         data = np.frombuffer(frame, np.uint8)
-        if data.size != part.target.size:
-            part.operation.fail(
-                ProtocolError(
-                    f"chunk {part.entry.chunk} of key {part.entry.key!r} came with {data.size} bytes, "
-                    f"expected are {part.target.size}",
-                    key=part.entry.key,
-                )
-            )
-        else:
+        if part.operation.done:
+            return  # its caller has been told, and may use the memory for something else
+        if data.size == part.target.size:
             part.target[:] = data
+            return
+        text = f"chunk {part.entry.chunk} of key {part.entry.key!r} came with {data.size} bytes"
+        self._fail(part.operation, ProtocolError(f"{text}, expected are {part.target.size}", key=part.entry.key))
 
     def _pull_ended(self, entry: ChunkEntry) -> None:
         order = self._order[entry.key, entry.chunk]
@@ -323,36 +260,40 @@ class Session:
         else:
             operations = self._lanes[self._lane_of(sender)].failed(sequence, message.entries)
         for operation in operations:
-            operation.fail(error)
-        self._forget_done()
-        return [action for server in range(len(self._lanes)) for action in self._pump(server, now)]
+            self._fail(operation, error)
+        return []
+
+    def _fail(self, operation: Operation, error: KVStoreError) -> None:
+        """End an operation; its pulls and requests are forgotten at the next tick, its pushes are still delivered."""
+        operation.fail(error)
+        self._operations.discard(operation)
+        self._stale = True
 
     def _complete(self, operations: Iterable[Operation]) -> None:
-        failed = False
         for operation in operations:
             operation.part_done()
-            failed |= operation.error is not None
             if operation.done:
                 self._operations.discard(operation)
-        if failed:
-            self._forget_done()
 
     def _forget_done(self) -> None:
-        """Drop the parts of operations that ended with an error; pushes behind their pulls may go now."""
+        """Drop the pulls and requests of ended operations, and pushes to servers that are lost."""
+        self._stale = False
         for sequence in [number for number, (operation, _, _) in self._requests.items() if operation.done]:
             del self._requests[sequence]
         for order in self._order.values():
-            for push in order.blocked:
-                if push.operation.done:
-                    _release(push)
-            order.blocked = deque(push for push in order.blocked if not push.operation.done)
-        for lane in self._lanes:
-            pushes, pulls = lane.drop_done()
-            for push in pushes:
+            dropped = [push for push in order.blocked if self._undeliverable(push.server)]
+            for push in dropped:
                 _release(push)
-            for pull in pulls:
+            order.blocked = deque(push for push in order.blocked if push not in dropped)
+        for server, lane in enumerate(self._lanes):
+            for push in lane.drop_pushes() if self._undeliverable(server) else []:
+                _release(push)
+            for pull in lane.drop_done_pulls():
                 self._pull_ended(pull.entry)
         self._operations = {operation for operation in self._operations if not operation.done}
+
+    def _undeliverable(self, server: int) -> bool:
+        return self.broken is not None or server_address(server) in self._lost
 
     def _unanswered(self) -> Iterator[tuple[Operation, str]]:
         """Every operation with the address of each part that it waits for."""
@@ -362,11 +303,10 @@ class Session:
             yield from ((push.operation, server_address(push.server)) for push in order.blocked)
         yield from ((operation, request.to) for operation, request, _ in self._requests.values())
 
-    def _timed_out(self, operation: Operation, now: float) -> OperationTimeoutError:
-        silent = [to for other, to in self._unanswered() if other is operation]
+    def _timed_out(self, operation: Operation, silent: set[str], now: float) -> OperationTimeoutError:
         waited = now - operation.started
-        names = ", ".join(sorted(set(silent)))
         said = "".join(f"; {who} refused a message: {text}" for who, text in self._complaints.items() if who in silent)
+        names = ", ".join(sorted(silent))
         return OperationTimeoutError(
             f"{operation.what} did not finish within {waited:.1f} s: no answer yet from {names}{said}"
             f" (KVSTORE_TIMEOUT sets the limit; `kvstore-server status` shows who is in)",
@@ -374,18 +314,7 @@ class Session:
         )
 
 
-def abandon(operation: Operation, parts: Iterable[Part]) -> None:
-    """These parts of an ended operation will never be sent."""
-    if operation.on_acknowledged is not None:
-        for part in parts:
-            if isinstance(part, Push):
-                operation.on_acknowledged(frame_bytes(part.frame))
-
-
 def _release(part: PushPart) -> None:
+    part.operation.borrowed.pop(part, None)
     if part.operation.on_acknowledged is not None:
         part.operation.on_acknowledged(part.size)
-
-
-def _address(part: Part) -> str:
-    return part.to if isinstance(part, Request) else server_address(part.server)

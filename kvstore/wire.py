@@ -36,7 +36,7 @@ class Limits:
     """Largest sizes this process accepts. Bytes, except where a name says otherwise."""
 
     header: int = 4 << 20
-    text: int = 1 << 16
+    text: int = 1 << 20
     items: int = 1 << 16
     frames: int = 4097
     frame: int = 4 << 20
@@ -51,9 +51,15 @@ class Wire:
     checksum: bool = False
 
     def encode(self, message: Message, frames: Sequence[Frame] = ()) -> list[Frame]:
-        """Return [header, *frames]; the frames are not copied."""
+        """Return [header, *frames]; the frames are not copied.
+
+        Raises:
+            ProtocolError: the header is larger than a receiver accepts.
+        """
         crc = [zlib.crc32(frame) for frame in frames] if self.checksum and frames else None
         header = _ENCODER.encode(_Envelope(PROTOCOL_VERSION, self.job, message, crc))
+        if len(header) > self.limits.header:
+            raise ProtocolError(f"{type(message).__name__} needs {len(header)} bytes, allowed are {self.limits.header}")
         return [header, *frames]
 
     def decode(self, frames: Sequence[Frame]) -> tuple[Message, Sequence[Frame]]:

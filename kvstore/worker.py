@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from kvstore.config import Config
 from kvstore.errors import KVStoreError, PeerLostError, from_wire
 from kvstore.machine import SCHEDULER, Action, Connect, Send, server_address
 from kvstore.member import Broken, Member, MemberState, PeerGone, Started
 from kvstore.messages import Exited, Failed, Failure, Frame, Gone, Message, Role
-from kvstore.session import Operation, Part, Session, abandon
+from kvstore.operation import Operation, Part, abandon
+from kvstore.session import Session
 
 
 class WorkerMachine:
     """Messages of the scheduler about membership go to `member`, everything else to `session` (None before Start)."""
 
-    def __init__(self, config: Config, member: Member, on_change: Callable[[], None] | None = None) -> None:
-        """`on_change` is called when the job started, or broke."""
+    def __init__(self, config: Config, member: Member) -> None:
         self.member = member
         self.session: Session | None = None
         self.error: KVStoreError | None = None
         self._config = config
-        self._on_change = on_change or (lambda: None)
 
     @property
     def finished(self) -> bool:
@@ -86,7 +85,6 @@ class WorkerMachine:
                 case Started(rank=rank, servers=servers):
                     self.session = Session(self._config, rank, len(servers))
                     actions += [Connect(server_address(number), server) for number, server in enumerate(servers)]
-                    self._on_change()
                 case PeerGone(gone=Gone(role=Role.SERVER) as gone):
                     if self.session:
                         self.session.fail_server(gone.rank, _server_lost(gone))
@@ -96,7 +94,6 @@ class WorkerMachine:
                     self.error = error
                     if self.session:
                         self.session.fail_all(error)
-                    self._on_change()
         return actions
 
 

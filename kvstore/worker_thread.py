@@ -17,7 +17,7 @@ from kvstore.loop import Loop
 from kvstore.machine import Action
 from kvstore.member import Member, MemberState
 from kvstore.messages import Role
-from kvstore.session import Operation, Part, abandon
+from kvstore.operation import Operation, Part, abandon
 from kvstore.wire import Wire
 from kvstore.worker import WorkerMachine
 from kvstore.zmq_transport import ZmqTransport
@@ -29,6 +29,8 @@ TICK = 0.1
 FLUSH = 2.0
 
 Task = Callable[[float], Iterable[Action]]
+Failing = Callable[[KVStoreError], None]
+"""What to do with a task that cannot be carried out."""
 
 
 class WorkerThread:
@@ -36,7 +38,9 @@ class WorkerThread:
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        self._tasks: deque[Task] = deque()
+        self._tasks: deque[tuple[Task, Failing]] = deque()
+        self._handover = threading.Lock()
+        self._ended = False
         self._changed = threading.Event()
         self._stop = threading.Event()
         self._failure: BaseException | None = None
@@ -44,7 +48,7 @@ class WorkerThread:
             config, Role.WORKER, wanted_rank=config.worker_id, pid=os.getpid(), host=socket.gethostname(),
             scheduler=scheduler_endpoint(config),
         )  # fmt: skip
-        self.machine = WorkerMachine(config, member, self._changed.set)
+        self.machine = WorkerMachine(config, member)
         self._transport: ZmqTransport | None = None
         self._thread = threading.Thread(target=self._run, name="kvstore-worker", daemon=True)
 
@@ -54,24 +58,30 @@ class WorkerThread:
         Raises:
             JoinError, MismatchError, AddressError, PeerLostError: the job did not come together, or refused us.
         """
-        self._thread.start()
-        deadline = time.monotonic() + self._config.timeout + 2.0
-        while not self._changed.wait(SAY_EVERY):
-            log.warning("waiting to join the job: %s", self.machine.member.waiting_text)
-            if time.monotonic() > deadline:  # the machine ends by itself before that
-                self.close(leave=False)
-                raise JoinError(f"could not join the job: {self.machine.member.waiting_text}")
-        error = self._failure or self.machine.error
-        if error is not None:
+        try:
+            self._thread.start()
+            deadline = time.monotonic() + self._config.timeout + 2.0
+            while not self._changed.wait(SAY_EVERY):
+                log.warning("waiting to join the job: %s", self.machine.member.waiting_text)
+                if time.monotonic() > deadline:  # the machine ends by itself before that
+                    raise JoinError(f"could not join the job: {self.machine.member.waiting_text}")
+            error = self._failure or self.machine.error
+            if error is not None:
+                raise error
+        except BaseException:  # Ctrl-C too: nothing of a store that was never made stays in the job
             self.close(leave=False)
-            raise error
+            raise
 
     def submit(self, operation: Operation, parts: Iterable[Part]) -> None:
         """Hand parts of an operation over; errors end the operation."""
         handed = list(parts)
-        if not self._post(lambda now: self.machine.submit(operation, handed, now)):
-            operation.fail(_as_error(self._failure) or ClosedError("the store is closed"))
+
+        def failing(error: KVStoreError) -> None:
+            operation.fail(error)
             abandon(operation, handed)
+
+        if not self._post(lambda now: self.machine.submit(operation, handed, now), failing):
+            failing(self._why_ended())
 
     def close(self, leave: bool = True) -> None:
         """Leave the job (`leave=False`: tell that this process ends out of order) and end the thread. Never hangs."""
@@ -79,18 +89,20 @@ class WorkerThread:
             self._stop.set()
             return
         if leave and self.machine.session is not None and self.machine.error is None:
-            self._post(self.machine.leave)
+            self._post(self.machine.leave, _ignore)
             self._thread.join(FLUSH)
         elif not leave:
-            self._post(lambda now: self.machine.abort())
+            self._post(lambda now: self.machine.abort(), _ignore)
         self._stop.set()
         self._wake()
         self._thread.join(FLUSH + 1.0)
 
-    def _post(self, task: Task) -> bool:
-        if self._stop.is_set() or self._failure is not None or not self._thread.is_alive():
-            return False
-        self._tasks.append(task)
+    def _post(self, task: Task, failing: Failing) -> bool:
+        """Hand a task over; False if the thread takes none any more. `failing` is called if it fails there."""
+        with self._handover:
+            if self._ended or self._stop.is_set() or not self._thread.is_alive():
+                return False
+            self._tasks.append((task, failing))
         self._wake()
         return True
 
@@ -104,13 +116,9 @@ class WorkerThread:
             self._serve(self._transport)
         except BaseException as error:  # handed to whoever waits: a thread's exceptions would be lost
             self._failure = error
-            if self.machine.session is not None:
-                self.machine.session.fail_all(_as_error(error) or KVStoreError(str(error)))
             log.debug("worker thread ends", exc_info=True)
         finally:
-            if self._transport is not None:
-                self._transport.close(flush=FLUSH if self.machine.error is None else 0.0)  # else nobody listens
-            self._changed.set()
+            self._end()
 
     def _serve(self, transport: ZmqTransport) -> None:
         config = self._config
@@ -119,21 +127,49 @@ class WorkerThread:
         loop.perform(self.machine.start(time.monotonic()))
         while not (self._stop.is_set() or self.machine.finished or self._refused()):
             loop.step(TICK)
-            while self._tasks:
-                loop.perform(self._tasks.popleft()(time.monotonic()))
+            if self.machine.session is not None or self.machine.error is not None:
+                self._changed.set()
+            self._work(loop)
+        self._work(loop)
+
+    def _work(self, loop: Loop) -> None:
         while self._tasks:
-            loop.perform(self._tasks.popleft()(time.monotonic()))
-        if self.machine.session is not None and self.machine.error is None:
-            self.machine.session.fail_all(ClosedError("the store was closed while this operation was under way"))
+            task, failing = self._tasks.popleft()
+            try:
+                loop.perform(task(time.monotonic()))
+            except Exception as error:  # what cannot be encoded, for example: the user's mistake, and only this call's
+                failing(_as_error(error))
+
+    def _end(self) -> None:
+        """Nothing stays unanswered: whatever is under way or was handed over ends."""
+        with self._handover:
+            self._ended = True
+        error = self._why_ended()
+        if self.machine.session is not None:
+            self.machine.session.fail_all(error)
+        while self._tasks:
+            self._tasks.popleft()[1](error)
+        if self._transport is not None:
+            self._transport.close(flush=FLUSH if self.machine.error is None else 0.0)  # else nobody listens
+        self._changed.set()
+
+    def _why_ended(self) -> KVStoreError:
+        if self._failure is not None:
+            return _as_error(self._failure)
+        return self.machine.error or ClosedError("the store was closed before this was done")
 
     def _refused(self) -> bool:
         return self.machine.member.state is MemberState.FAILED and self.machine.session is None
 
 
-def _as_error(error: BaseException | None) -> KVStoreError | None:
-    if error is None or isinstance(error, KVStoreError):
+def _ignore(error: KVStoreError) -> None:
+    pass
+
+
+def _as_error(error: BaseException) -> KVStoreError:
+    if isinstance(error, KVStoreError):
         return error
-    return KVStoreError(f"the worker's thread ended: {type(error).__name__}: {error}")
+    return KVStoreError(f"the worker's thread could not do this: {type(error).__name__}: {error}")
 
 
 class Budget:
@@ -151,14 +187,19 @@ class Budget:
             self._used += size if fits else 0
             return fits
 
-    def take(self, size: int, deadline: float) -> None:
-        """The same, but wait for room.
+    def add(self, size: int) -> None:
+        """Take room, whether there is any or not."""
+        with self._free:
+            self._used += size
+
+    def wait_for_room(self, deadline: float, size: int = 1) -> None:
+        """Wait until there is room for `size` bytes, or nothing is used.
 
         Raises:
             OperationTimeoutError: `deadline` (monotonic seconds) passed: servers do not take what was pushed.
         """
         with self._free:
-            while not self.try_take(size):
+            while self._used and self._used + size > self._limit:
                 left = deadline - time.monotonic()
                 if left <= 0 or not self._free.wait(left):
                     raise OperationTimeoutError(
@@ -169,5 +210,5 @@ class Budget:
     def give(self, size: int) -> None:
         """These bytes are no longer held."""
         with self._free:
-            self._used -= size
+            self._used = max(self._used - size, 0)
             self._free.notify_all()

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
+from kvstore.compression.policy import policy_from_json
 from kvstore.config import Config
 from kvstore.dtypes import accumulator, named_dtype
 from kvstore.errors import (
-    KeyExistsError,
     KeyNotInitializedError,
     KVStoreError,
     OperationTimeoutError,
@@ -40,6 +39,7 @@ from kvstore.messages import (
     Message,
     Pull,
     Push,
+    PushEntry,
     ReadState,
     Refuse,
     Role,
@@ -48,14 +48,16 @@ from kvstore.messages import (
     SetOptimizer,
     WriteState,
 )
-from kvstore.partition import chunk_count, chunk_range
+from kvstore.partition import chunk_range
+from kvstore.server.assignment import check_assignment, new_key
 from kvstore.server.chunk_state import read_state, write_state
 from kvstore.server.optimizer_turns import OptimizerTurns
 from kvstore.server.stored import JOINT, StoredChunk, StoredKey
-from kvstore.server.updates import Updates
+from kvstore.server.updates import MAX_ROUNDS_AHEAD, Updates
 from kvstore.server.waiting import Outbox, Waiter, Waiting
 
-MAX_ELEMENTS = 2**62
+NEAR = 8
+"""Rounds beyond the last complete one whose pushes are acknowledged on receipt."""
 JOB = "job"
 """Subject of waits that any push or assignment may end."""
 
@@ -101,6 +103,7 @@ class Shard:
                 self._turns.set_learning_rate(message.learning_rate, message.multipliers)
                 self._out.add(Send(sender, Ack(sequences=[sequence])))
             case SetCompression(sequence=sequence, params=params):
+                policy_from_json(params)  # refused here, not at the first push
                 self.compression = params
                 self._out.add(Send(sender, Ack(sequences=[sequence])))
             case ReadState():
@@ -166,7 +169,30 @@ class Shard:
             self._changed = True
             for index in stored.chunks if stored.whole else (entry.chunk,):
                 self._waiting.retry((entry.key, index))
-        self._out.add(Send(sender, Ack(sequences=[message.sequence])))
+        self._acknowledge(sender, message.sequence, message.entries)
+
+    def _acknowledge(self, sender: str, sequence: int, entries: Sequence[PushEntry]) -> bool:
+        """Acknowledge a push, but not before the rounds that it is for are near.
+
+        Credits then hold back a worker that is far ahead of the slowest one; without an answer it asks again.
+        """
+        far = next((entry for entry in entries if self._ahead(entry) > NEAR), None)
+        if far is None:
+            self._out.add(Send(sender, Ack(sequences=[sequence])))
+        elif self._ahead(far) <= MAX_ROUNDS_AHEAD:
+
+            def attempt() -> bool:
+                return self._acknowledge(sender, sequence, entries)
+
+            place = ChunkEntry(far.key, far.chunk, far.round, 0)
+            waiter = Waiter(sender, sequence, math.inf, attempt, lambda: KVStoreError("never"), place)
+            self._waiting.add((far.key, far.chunk), waiter)
+        return True
+
+    def _ahead(self, entry: PushEntry) -> int:
+        stored = self._keys.get(entry.key)
+        chunk = stored.chunks.get(entry.chunk) if stored and stored.sync else None
+        return entry.round - chunk.round if chunk else 0
 
     def _pull(self, sender: str, message: Pull, entry: ChunkEntry, now: float) -> None:
         rank = message.rank
@@ -233,11 +259,13 @@ class Shard:
         if len(frames) != len(message.entries):
             raise ProtocolError(f"assignment of {len(message.entries)} chunks came with {len(frames)} frames")
         for entry, frame in zip(message.entries, frames, strict=True):
-            self._check_assignment(entry, frame)
+            check_assignment(entry, frame, self._keys.get(entry.key), self._chunk_elements, self._updates.needs_whole)
         left = list(zip(message.entries, frames, strict=True))
 
         def attempt() -> bool:
-            left[:] = [(entry, frame) for entry, frame in left if not self._assign_chunk(entry, frame)]
+            left[:] = [
+                (entry, frame) for entry, frame in left if not self._assign_chunk(entry, frame, message.sequence)
+            ]
             if not left:
                 self._out.add(Send(sender, Ack(sequences=[message.sequence])))
             return not left
@@ -248,29 +276,11 @@ class Shard:
 
         self._wait_for(sender, message.sequence, now + message.timeout, attempt, explain)
 
-    def _check_assignment(self, entry: AssignEntry, frame: Frame) -> None:
-        dtype = named_dtype(entry.dtype, entry.key)
-        elements = math.prod(entry.shape)
-        if elements > MAX_ELEMENTS:
-            raise ProtocolError(f"key {entry.key!r}: shape {entry.shape} has more than 2**62 elements", key=entry.key)
-        if not entry.chunk < chunk_count(elements, self._chunk_elements):
-            raise ProtocolError(f"key {entry.key!r} of shape {entry.shape} has no chunk {entry.chunk}", key=entry.key)
-        start, stop = chunk_range(entry.chunk, elements, self._chunk_elements)
-        size = memoryview(frame).nbytes
-        if size != (stop - start) * dtype.itemsize:
-            raise ProtocolError(
-                f"chunk {entry.chunk} of key {entry.key!r} came with {size} bytes, {stop - start} elements of "
-                f"{entry.dtype} take {(stop - start) * dtype.itemsize}", key=entry.key,
-            )  # fmt: skip
-        stored = self._keys.get(entry.key)
-        if stored and entry.epoch == 1 and entry.chunk in stored.chunks and stored.chunks[entry.chunk].epoch > 1:
-            raise KeyExistsError(f"key {entry.key!r} is already initialised; overwrite it by broadcast", key=entry.key)
-
-    def _assign_chunk(self, entry: AssignEntry, frame: Frame) -> bool:
+    def _assign_chunk(self, entry: AssignEntry, frame: Frame, sequence: int) -> bool:
         stored = self._keys.get(entry.key)
         chunk = stored.chunks.get(entry.chunk) if stored else None
-        if chunk is not None and chunk.epoch >= entry.epoch:
-            return True
+        if chunk is not None and (chunk.epoch, chunk.assigned) >= (entry.epoch, sequence):
+            return True  # a repeat; a later message of the same epoch is another attempt, after the first one failed
         # A chunk of a still older epoch is left over: in between the key had a shape with no such chunk here.
         if stored and chunk and stored.sync and chunk.epoch == entry.epoch - 1 and chunk.round < entry.round:
             if (obstacle := self._updates.obstacle(stored, chunk, self._gone)) is not None:
@@ -278,11 +288,11 @@ class Shard:
             return False
         dtype = named_dtype(entry.dtype, entry.key)
         if stored is None or (stored.shape, stored.dtype) != (entry.shape, dtype):
-            stored = self._keys[entry.key] = self._new_key(entry, dtype)
+            stored = self._keys[entry.key] = new_key(entry, self._chunk_elements, self._num_servers)
         value = np.frombuffer(frame, np.uint8).copy().view(dtype)
         master = value.astype(accumulator(dtype), copy=False)
         start, _ = chunk_range(entry.chunk, stored.elements, self._chunk_elements)
-        fresh = StoredChunk(entry.key, entry.chunk, start, master, value, entry.epoch, entry.round)
+        fresh = StoredChunk(entry.key, entry.chunk, start, master, value, entry.epoch, entry.round, assigned=sequence)
         if chunk is not None:
             fresh.pushed = chunk.pushed
         if chunk is not None and chunk.value.size == value.size:
@@ -293,13 +303,6 @@ class Shard:
         self._waiting.retry((entry.key, entry.chunk))
         self._changed = True
         return True
-
-    def _new_key(self, entry: AssignEntry, dtype: np.dtype[Any]) -> StoredKey:
-        elements = math.prod(entry.shape)
-        count = chunk_count(elements, self._chunk_elements)
-        first = 0 if entry.whole else entry.chunk % self._num_servers
-        expected = len(range(first, count, 1 if entry.whole else self._num_servers))
-        return StoredKey(entry.key, entry.shape, dtype, elements, entry.sync, entry.average, entry.whole, expected)
 
     def _declare(self, sender: str, message: Declare, now: float) -> None:
         def attempt() -> bool:

@@ -45,6 +45,8 @@ class StoredChunk:
     open: dict[int, OpenRound] = field(default_factory=dict)
     early: dict[tuple[int, int], Encoded] = field(default_factory=dict)
     failures: dict[tuple[int, int], KVStoreError] = field(default_factory=dict)
+    assigned: int = 0
+    """Sequence number of the assignment that set `epoch`."""
 
     def done(self, rank: int) -> int:
         """Rounds applied: of all workers (JOINT), or pushes of one."""

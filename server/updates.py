@@ -30,7 +30,7 @@ from kvstore.server.aggregate import Aggregate, Array, Encoded
 from kvstore.server.stored import JOINT, StoredChunk, StoredKey
 
 MAX_ROUNDS_AHEAD = 256
-"""A worker that is further ahead of the slowest one is refused, which bounds the memory of a server."""
+"""Pushes of a worker that is further ahead of the slowest one are left where they are: with that worker."""
 KEPT_FAILURES = 16
 INTEGERS = "biu"
 """Kinds of element types that travel raw and that no optimizer updates."""
@@ -42,6 +42,11 @@ class Updates:
     def __init__(self, num_workers: int) -> None:
         self.num_workers = num_workers
         self.optimizer: Optimizer[Any] | None = None
+
+    @property
+    def needs_whole(self) -> bool:
+        """Does the installed optimizer need arrays whole?"""
+        return self.optimizer is not None and self.optimizer.whole
 
     @np.errstate(all="ignore")  # whether infinity may come here is decided where gradients enter
     def push(self, stored: StoredKey, chunk: StoredChunk, rank: int, entry: PushEntry, frame: Frame) -> None:
@@ -56,11 +61,7 @@ class Updates:
         if entry.round <= done or self._has(stored, chunk, entry.round, rank):
             return
         if entry.round > done + MAX_ROUNDS_AHEAD:
-            raise ProtocolError(
-                f"rank {rank} pushes round {entry.round} of key {entry.key!r}, round {done + 1} is not complete: "
-                f"no worker may be more than {MAX_ROUNDS_AHEAD} rounds ahead",
-                key=entry.key, rank=rank,
-            )  # fmt: skip
+            return  # not acknowledged either: it comes again
         codec = codec_named(entry.codec)
         if chunk.value.dtype.kind in INTEGERS and not isinstance(codec, NoneCodec):
             raise ProtocolError(

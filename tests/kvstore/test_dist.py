@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from kvstore.checkpoint import read_checkpoint
 from kvstore.dist import DistStore
 from kvstore.errors import (
     ArrayError,
@@ -15,9 +17,11 @@ from kvstore.errors import (
     ConfigError,
     KeyExistsError,
     KeyNotInitializedError,
+    KVStoreError,
     MismatchError,
     NonFiniteError,
     NotSupportedError,
+    ParameterError,
     PeerLeftError,
 )
 
@@ -203,3 +207,90 @@ def test_broadcast_waits_for_every_rank_and_compares_keys(make_job: MakeJob) -> 
     np.testing.assert_array_equal(results[1][1], np.ones(2))
     errors = job.errors(lambda store: store.broadcast("wv"[store.rank], np.ones(2, np.float32)))
     assert all(isinstance(error, MismatchError) for error in errors), errors
+
+
+def test_a_mapping_of_arrays_is_pulled_into(make_job: MakeJob) -> None:
+    store = make_job().stores[0]
+    store.init({"a": np.ones(2, np.float32), "b": np.full(3, 2, np.float32)})
+    arrays = {"a": np.zeros(2, np.float32), "b": np.zeros(3, np.float32)}
+    assert store.pull(arrays) is arrays
+    np.testing.assert_array_equal(arrays["b"], np.full(3, 2.0))
+    result = store.broadcast({"a": np.full(2, 5, np.float32)})
+    np.testing.assert_array_equal(result["a"], np.full(2, 5.0))
+
+
+def test_a_wrong_out_of_broadcast_changes_nothing(make_job: MakeJob) -> None:
+    store = make_job().stores[0]
+    store.init("w", np.ones(2, np.float32))
+    out = np.zeros(2, np.float32)
+    out.setflags(write=False)
+    with pytest.raises(ArrayError, match="read-only"):
+        store.broadcast("w", np.full(2, 9, np.float32), out=out)
+    np.testing.assert_array_equal(store.pull("w"), np.ones(2))
+
+
+def test_one_refused_chunk_does_not_take_other_keys_of_the_call_along(make_job: MakeJob) -> None:
+    """Unsent chunks were dropped, and later rounds of their keys lacked them for ever."""
+    job = make_job(2, credit_bytes=1024, message_bytes=1024, timeout=5.0)
+    job.parallel(lambda store: store.init({"count": np.zeros(4, np.int32), "w": np.zeros(5000, np.float32)}))
+    job.parallel(lambda store: store.set_optimizer("sgd", learning_rate=1.0))
+    gradients = {"count": np.ones(4, np.int32), "w": np.ones(5000, np.float32)}
+    for error in job.errors(lambda store: store.pushpull(gradients)):
+        assert error is not None, "integers cannot be updated by an optimizer"
+    for values in job.parallel(lambda store: store.pushpull("w", np.ones(5000, np.float32))):
+        np.testing.assert_array_equal(values, np.full(5000, -4.0))
+
+
+def test_many_long_names_in_one_call(make_job: MakeJob) -> None:
+    """A text of over 64 KiB could not be read, and was taken for the end of the membership."""
+    job = make_job(2)
+    names = [f"{number:04d}{'x' * 60}" for number in range(1500)]
+    job.parallel(lambda store: store.broadcast(names, [np.ones(1, np.float32)] * 1500))
+    job.parallel(lambda store: store.set_optimizer("sgd", learning_rate=1.0, lr_mult=dict.fromkeys(names, 2.0)))
+    for values in job.parallel(lambda store: store.pushpull(names[0], np.ones(1, np.float32))):
+        np.testing.assert_array_equal(values, [-3.0])
+
+
+def test_what_cannot_be_encoded_fails_alone(make_job: MakeJob) -> None:
+    store = make_job().stores[0]
+    store.init("w", np.ones(2, np.float32))
+    store.set_optimizer("sgd")
+    with pytest.raises(KVStoreError):
+        store.set_learning_rate(multipliers={"\ud800": 1.0})
+    np.testing.assert_array_equal(store.pull("w"), np.ones(2))
+
+
+def test_errors_do_not_collect_tracebacks(make_job: MakeJob) -> None:
+    store = make_job().stores[0]
+    store.init("w", np.ones(2, np.float32))
+    store._thread.machine.session.fail_all(KVStoreError("over"))
+    lengths = []
+    for _ in range(3):
+        with pytest.raises(KVStoreError, match="over") as error:
+            store.pull("w")
+        lengths.append(len(error.traceback))
+    assert lengths[0] == lengths[2]
+
+
+def test_codec_for_an_integer_key_is_refused_before_anything_is_agreed(make_job: MakeJob) -> None:
+    store = make_job().stores[0]
+    store.init({"count": np.zeros(4, np.int32)})
+    with pytest.raises(ParameterError, match="count"):
+        store.set_gradient_compression({"type": "2bit"}, per_key={"count": {"type": "2bit"}})
+    store.set_gradient_compression({"type": "2bit"})
+    np.testing.assert_array_equal(store.pushpull("count", np.ones(4, np.int32)), np.ones(4))
+
+
+def test_saving_waits_for_all_ranks(make_job: MakeJob, tmp_path: Path) -> None:
+    """A file held some chunks before and some after a round."""
+    job = make_job(2, 2, chunk_elements=64)
+    job.parallel(lambda store: store.init("w", np.zeros(6400, np.float32)))
+
+    def work(store: DistStore) -> None:
+        store.push("w", np.ones(6400, np.float32))
+        store.save(tmp_path / "file")
+        store.pushpull("w", np.ones(6400, np.float32))
+
+    for _ in range(5):
+        job.parallel(work)
+        assert len(np.unique(read_checkpoint(tmp_path / "file").values["w"])) == 1

@@ -13,7 +13,7 @@ from kvstore.compression.registry import parse_params
 from kvstore.dist_exchange import finisher, pull_parts, push_parts, pushed_bytes
 from kvstore.dist_key import Destination, DistKey
 from kvstore.messages import ChunkEntry
-from kvstore.session import Pull, Push
+from kvstore.operation import Pull, Push
 
 
 def key(name: str = "w", elements: int = 100) -> DistKey:

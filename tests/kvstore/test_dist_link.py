@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 import pytest
@@ -12,7 +12,7 @@ from kvstore.dist_link import Link
 from kvstore.errors import KVStoreError, OperationTimeoutError, ServerError
 from kvstore.machine import SCHEDULER
 from kvstore.messages import Beat, PushEntry
-from kvstore.session import Operation, Part, Push, Request
+from kvstore.operation import Operation, Part, Push, Request
 from kvstore.worker_thread import WorkerThread
 
 
@@ -25,6 +25,9 @@ class Recorder:
     def submit(self, operation: Operation, parts: Sequence[Part]) -> None:
         self.taken.append((operation, list(parts)))
 
+    def close(self, leave: bool = True) -> None:
+        pass
+
 
 @pytest.fixture
 def recorder() -> Recorder:
@@ -32,8 +35,11 @@ def recorder() -> Recorder:
 
 
 @pytest.fixture
-def link(recorder: Recorder) -> Link:
-    return Link(Config(timeout=0.2, queue_bytes=1024), cast(WorkerThread, recorder))
+def link(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> Iterator[Link]:
+    made = Link(Config(timeout=0.1, queue_bytes=1024), cast(WorkerThread, recorder))
+    monkeypatch.setattr("kvstore.dist_link.GRACE", 0.1)
+    yield made
+    made.close()
 
 
 def request() -> Request:
@@ -77,27 +83,54 @@ def test_flush_waits_for_all_and_raises_the_error(link: Link) -> None:
     bad, second = link.begin("push", 1)
     link.leave_behind(first)
     link.leave_behind(second)
-    good.part_done()
     bad.fail(ServerError("lost"))
+    with pytest.raises(OperationTimeoutError, match="push"):
+        link.flush()  # the other one does not end: that must not look like success
+    good.part_done()
     with pytest.raises(ServerError, match="lost"):
         link.flush()
     link.flush()
 
 
+def test_flush_waits_for_asynchronous_pushes_but_leaves_their_errors_to_their_handles(link: Link) -> None:
+    operation, handle = link.begin("push_async", 1)
+    link.leave_behind(handle, deferred=False)
+    with pytest.raises(OperationTimeoutError):
+        link.flush()
+    operation.fail(ServerError("refused"))
+    link.flush()
+    with pytest.raises(ServerError):
+        handle.wait(0)
+
+
+def test_failed_pushes_do_not_pile_up(link: Link) -> None:
+    for _ in range(100):
+        operation, handle = link.begin("push", 1)
+        link.leave_behind(handle)
+        operation.fail(ServerError("refused"))
+    assert len(link._background) <= 20
+
+
 def test_unacknowledged_bytes_are_bounded(link: Link, recorder: Recorder) -> None:
     sizes: Callable[[Part], int] = lambda part: 1000  # noqa: E731
-    parts: list[Any] = [Push(0, PushEntry("w", 0, 1, "none"), b"x" * 1000)]
+    part: Any = Push(0, PushEntry("w", 0, 1, "none"), b"x" * 1000)
     first, _ = link.begin("push", 1)
-    link.feed(first, [parts], sizes)
-    second, handle = link.begin("push", 1)
+    link.feed(first, [[part]], sizes)
+    link.check_room()  # 24 bytes are free
+    second, handle = link.begin("push", 3)
     with pytest.raises(OperationTimeoutError, match="KVSTORE_QUEUE_BYTES"):
-        link.feed(second, [parts], sizes)
-    assert isinstance(handle.wait, Callable) and handle.done()  # type: ignore[arg-type]
+        link.feed(second, [[part], [part, part]], sizes)
+    with pytest.raises(OperationTimeoutError):
+        handle.wait(0)
+    assert [operation for operation, batch in recorder.taken for _ in batch] == [first, second, second, second], (
+        "a call that has begun is delivered whole"
+    )
+    with pytest.raises(OperationTimeoutError, match="4000 bytes"):
+        link.check_room()
     assert first.on_acknowledged is not None
-    first.on_acknowledged(1000)
-    third, _ = link.begin("push", 1)
-    link.feed(third, [parts], sizes)
-    assert [operation for operation, batch in recorder.taken if batch] == [first, third]
+    for _ in range(4):
+        first.on_acknowledged(1000)
+    link.check_room()
 
 
 def test_run_raises_what_the_operation_ended_with(link: Link, recorder: Recorder) -> None:
@@ -108,3 +141,4 @@ def test_run_raises_what_the_operation_ended_with(link: Link, recorder: Recorder
     failing = Link(Config(), cast(WorkerThread, Failing()))
     with pytest.raises(KVStoreError, match="no"):
         failing.run("barrier", [request()])
+    failing.close()

@@ -29,7 +29,7 @@ from kvstore.messages import (
     Failure,
     Refuse,
 )
-from kvstore.session import Request
+from kvstore.operation import Request
 
 
 def key(name: str, elements: int, servers: int = 1, **facts: Any) -> DistKey:

@@ -13,7 +13,7 @@ from kvstore.config import read_config
 from kvstore.errors import ClosedError, JoinError, MismatchError, OperationTimeoutError
 from kvstore.machine import SCHEDULER
 from kvstore.messages import Barrier
-from kvstore.session import Operation, Request
+from kvstore.operation import Operation, Request
 from kvstore.worker_thread import Budget, WorkerThread
 
 MakeJob = Callable[..., Any]
@@ -52,13 +52,15 @@ def test_operations_after_close_end(make_job: MakeJob) -> None:
 
 def test_budget_waits_for_room_and_lets_one_large_pass() -> None:
     budget = Budget(100)
-    budget.take(500, 0.0)
+    assert budget.try_take(500)
+    assert not budget.try_take(1)
     with pytest.raises(OperationTimeoutError, match="500 bytes"):
-        budget.take(1, time.monotonic() + 0.01)
+        budget.wait_for_room(time.monotonic() + 0.01)
     taken = threading.Event()
 
     def take() -> None:
-        budget.take(60, time.monotonic() + 10)
+        budget.wait_for_room(time.monotonic() + 10, 60)
+        budget.add(60)
         taken.set()
 
     waiting = threading.Thread(target=take)
@@ -67,6 +69,5 @@ def test_budget_waits_for_room_and_lets_one_large_pass() -> None:
     budget.give(500)
     assert taken.wait(10)
     waiting.join()
-    budget.take(40, 0.0)
-    with pytest.raises(OperationTimeoutError):
-        budget.take(1, 0.0)
+    assert budget.try_take(40)
+    assert not budget.try_take(1)

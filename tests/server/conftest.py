@@ -43,12 +43,12 @@ from kvstore.messages import (
     SetOptimizer,
     Values,
 )
+from kvstore.operation import Operation, Part
 from kvstore.optimizer import make_spec, spec_to_json
 from kvstore.server.launch_plan import Plan
 from kvstore.server.membership import Membership
 from kvstore.server.node import ServerMachine
 from kvstore.server.shard import Shard
-from kvstore.session import Operation, Part
 from kvstore.simulator import Simulator
 from kvstore.wire import Wire
 from kvstore.worker import WorkerMachine

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvstore.errors import KVStoreError, MismatchError, ProtocolError, UnknownNameError
+from kvstore.compression.policy import CompressionPolicy, policy_to_json
+from kvstore.errors import ConfigError, KVStoreError, MismatchError, ProtocolError, UnknownNameError
 from kvstore.machine import Send
 from kvstore.messages import (
     Push,
@@ -21,6 +22,8 @@ from kvstore.messages import (
     Values,
     WriteState,
 )
+from kvstore.server.shard import NEAR
+from kvstore.server.updates import MAX_ROUNDS_AHEAD
 
 
 def f(*values: float) -> Any:
@@ -88,7 +91,6 @@ def test_refused_push_is_told_to_those_who_wait_until_it_comes_after_all(w: Any)
     [
         ("nothing", 1, f(1, 1), "KeyNotInitializedError chunk 0 of key 'nothing' is not on this server"),
         ("w", 1, f(1), "PayloadError key 'w', chunk 0, rank 0: the payload has 4 bytes, 2 elements take 8"),
-        ("w", 257, f(1, 1), "ProtocolError rank 0 pushes round 257 of key 'w', round 1 is not complete"),
     ],
 )
 def test_failure_of_a_pushed_chunk_comes_before_the_acknowledgement(
@@ -262,8 +264,49 @@ def test_optimizer_updates_on_the_server(w: Any) -> None:
 
 
 def test_compression_setting_is_kept_for_people(w: Any) -> None:
-    assert w.send(0, SetCompression(sequence=9, rank=0, params='{"type": "2bit"}')) == ["w0 ack 9"]
-    assert w.shard.compression == '{"type": "2bit"}'
+    text = policy_to_json(CompressionPolicy.parse({"type": "2bit", "threshold": 2}))
+    assert w.send(0, SetCompression(sequence=9, rank=0, params=text)) == ["w0 ack 9"]
+    assert w.shard.compression == text
+
+
+@pytest.mark.parametrize(
+    "params", ["", "7", "[]", '{"type": "2bit"}', '{"params": {"type": "nonsense"}, "per_key": []}', "[" * 10_000]
+)
+def test_compression_that_this_server_does_not_know_is_refused(w: Any, params: str) -> None:
+    with pytest.raises(ConfigError):
+        w.send(0, SetCompression(sequence=9, rank=0, params=params))
+    assert w.shard.compression is None
+
+
+def test_pushes_far_ahead_are_acknowledged_when_their_rounds_are_near(w: Any) -> None:
+    """A refused push left its round open for ever; an unbounded one filled the server's memory."""
+    assert [w.push(0, "w", number, f(1, 1)) for number in range(1, NEAR + 1)] == [
+        [f"w0 ack {sequence}"] for sequence in range(2, NEAR + 2)
+    ]
+    assert w.push(0, "w", NEAR + 1, f(1, 1)) == []
+    assert w.push(0, "w", MAX_ROUNDS_AHEAD + 1, f(1, 1)) == [], "not kept either"
+    assert w.push(1, "w", 1, f(1, 1))[0] == f"w0 ack {NEAR + 2}"
+    for number in range(2, NEAR + 2):
+        w.push(1, "w", number, f(number, 1))
+    assert w.pull(0, "w", NEAR + 1) == [f"w0 w@{NEAR + 1} [{NEAR + 2:.1f}, 2.0]"]
+
+
+def test_another_attempt_at_init_replaces_the_first(make_shard: Callable[[], Any]) -> None:
+    harness = make_shard()
+    harness.assign("w", f(1, 1))
+    harness.assign("w", f(2, 2))
+    assert harness.pull(0, "w", 0) == ["w0 w@0 [2.0, 2.0]"]
+
+
+def test_spread_keys_are_refused_where_the_optimizer_needs_them_whole(
+    make_shard: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness = make_shard()
+    monkeypatch.setattr(type(harness.shard._updates), "needs_whole", True)
+    with pytest.raises(ConfigError, match="before init"):
+        harness.assign("w", np.zeros(100, np.float32))
+    harness.assign("w", np.zeros(100, np.float32), whole=True)
+    harness.assign("small", f(1, 1))
 
 
 def test_state_is_read_and_written(w: Any) -> None:
