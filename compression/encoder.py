@@ -93,6 +93,8 @@ class KeyEncoder:
         self.rank = rank
         self.chunk_elements = chunk_elements
         self.residual = Residual(n, chunk_elements)
+        self.earlier = 0
+        """What to add to a push's `round` for the warm-up: pushes of before a `load`. May be negative."""
         self._states: dict[int, State] = {}
         self._codec: Codec | None = None
 
@@ -114,7 +116,7 @@ class KeyEncoder:
             NonFiniteError: NaN or infinity (also: a float64 or a sum with the residual too large for float32).
         """
         flat = self._flat(gradient)
-        raw = params.type == CompressionType.NONE or round <= params.warmup_rounds or self.n == 0
+        raw = params.type == CompressionType.NONE or self.earlier + round <= params.warmup_rounds or self.n == 0
         codec = None if raw else self._codec_of(params)
         if codec is None:
             return Prepared(self, flat, None, None, False, round, 0, 0.0)

@@ -5,6 +5,10 @@ metadata holds `format`, `version` and `manifest`, a JSON text that says which k
 `digest` holds the BLAKE2b-256 of the whole file, taken with those 32 bytes as zeros: one changed byte anywhere, or a
 missing end, is found before anything is used. The digest guards against damage, not against forgery.
 
+Both kinds of stores write the same fields and read each other's files. Where residuals lie differs: a local store keeps
+them in its file, the positions of a key's list of arrays one after another; a distributed store keeps each rank's in a
+file of its own, PATH.rankN, that repeats the `save` of PATH. A store leaves alone what lies where it does not look.
+
 A file is written beside its final place, flushed to the disk and then renamed, so a crash leaves the old file or the
 new one, never half of one.
 """
@@ -69,10 +73,16 @@ class Checkpoint:
     """float32 master of a half-precision key, in the key's shape."""
     optimizer: dict[str, Any] | None = None
     """The optimizer's specification, as plain JSON data."""
+    optimizer_name: str | None = None
+    """Whose state this is, also where the specification is left out; None: no optimizer was set."""
     state: dict[Key, dict[str, Array]] = field(default_factory=dict)
     """Optimizer state of each key: name -> flat array of as many elements as the key has. Empty ones are left out."""
     steps: dict[Key, int] = field(default_factory=dict)
     """Updates made so far, per key."""
+    rounds: dict[Key, int] = field(default_factory=dict)
+    """Pushes made so far, per key; in a rank's file that rank's. Warm-up rounds of compression are counted by them."""
+    save: str = ""
+    """Names this save, alike in all its files; see `new_save`."""
     residuals: dict[Key, Array] = field(default_factory=dict)
     """Unsent gradient per key: flat float32; one key's devices one after another."""
     extra: dict[str, Any] = field(default_factory=dict)
@@ -88,11 +98,31 @@ class _Tensor(msgspec.Struct, frozen=True, array_like=True):
     part: str
 
 
+_Counts: TypeAlias = list[tuple[int | str, Annotated[int, Meta(ge=0)]]]
+
+
 class _Manifest(msgspec.Struct, frozen=True):
     tensors: list[_Tensor]
-    steps: list[tuple[int | str, Annotated[int, Meta(ge=0)]]]
+    steps: _Counts
     optimizer: dict[str, Any] | None
     extra: dict[str, Any]
+    optimizer_name: str | None = None
+    rounds: _Counts = []
+    save: str = ""
+
+
+@dataclass(frozen=True)
+class Header:
+    """What ties files and ranks together: the digest in hex as the file states it, `save` and `rounds`."""
+
+    digest: str
+    save: str
+    rounds: dict[Key, int]
+
+
+def new_save() -> str:
+    """Return a new value for `Checkpoint.save`."""
+    return secrets.token_hex(16)
 
 
 def write_checkpoint(path: str | os.PathLike[str], checkpoint: Checkpoint) -> None:
@@ -115,10 +145,10 @@ def write_checkpoint(path: str | os.PathLike[str], checkpoint: Checkpoint) -> No
         _write_draft(draft, tensors, metadata)
         draft.replace(target)
         _flush_folder(target.parent)
-    except (OSError, safetensors.SafetensorError) as error:
+    except (OSError, ValueError, safetensors.SafetensorError) as error:
         raise CheckpointError(f"{target} cannot be written: {error}", path=str(target)) from error
     finally:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, ValueError):
             draft.unlink()
 
 
@@ -145,7 +175,10 @@ def _storable(array: Array, key: Key) -> Array:
 
 
 def _manifest_text(path: Path, checkpoint: Checkpoint, places: list[_Tensor]) -> str:
-    manifest = _Manifest(places, list(checkpoint.steps.items()), checkpoint.optimizer, checkpoint.extra)
+    steps, rounds = list(checkpoint.steps.items()), list(checkpoint.rounds.items())
+    manifest = _Manifest(
+        places, steps, checkpoint.optimizer, checkpoint.extra, checkpoint.optimizer_name, rounds, checkpoint.save
+    )
     try:
         # json rather than msgspec writes the text: msgspec would turn NaN into null without a word.
         text = json.dumps(msgspec.to_builtins(manifest), allow_nan=False)
@@ -222,7 +255,7 @@ def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     source = Path(path)
     try:
         data = source.read_bytes()
-    except OSError as error:
+    except (OSError, ValueError) as error:
         _refuse(source, f"cannot be read: {error}", error)
     file = io.BytesIO(data)
     at = _digest_offset(file, len(data), source)
@@ -234,18 +267,45 @@ def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         _refuse(source, f"is no valid gradkv checkpoint: {error}", error)
 
 
+def read_header(path: str | os.PathLike[str]) -> Header:
+    """Read a file's header, without its arrays. The digest is not verified: compare it with that of a file that was.
+
+    Raises:
+        CheckpointError: the file is missing or foreign; `error.path` names it.
+    """
+    source = Path(path)
+    try:
+        with source.open("rb") as file:
+            at = _digest_offset(file, os.fstat(file.fileno()).st_size, source)
+            file.seek(at)
+            digest = file.read(DIGEST_BYTES).hex()
+            file.seek(0)
+            manifest = _manifest_in(file)
+    except OSError as error:
+        _refuse(source, f"cannot be read: {error}", error)
+    except (ValueError, TypeError, RecursionError) as error:
+        _refuse(source, f"is no valid gradkv checkpoint: {error}", error)
+    return Header(digest, manifest.save, dict(manifest.rounds))
+
+
+def _manifest_in(file: BinaryIO) -> _Manifest:
+    length = int.from_bytes(file.read(8), "little")
+    header = msgspec.json.decode(file.read(length), type=dict[str, dict[str, Any]])
+    return msgspec.json.decode(header.get("__metadata__", {}).get("manifest", ""), type=_Manifest)
+
+
 def _decode(path: Path, data: bytes) -> Checkpoint:
     """Turn the verified bytes into a Checkpoint; a forged file must still fail cleanly."""
-    length = int.from_bytes(data[:8], "little")
-    header = msgspec.json.decode(data[8 : 8 + length], type=dict[str, dict[str, Any]])
-    text = header.get("__metadata__", {}).get("manifest", "")
-    manifest = msgspec.json.decode(text, type=_Manifest)
+    manifest = _manifest_in(io.BytesIO(data))
     arrays = {}
     for name, tensor in safetensors.deserialize(data):  # type: ignore[no-untyped-call]
         if tensor["dtype"] not in DTYPES:
             _refuse(path, f"holds a tensor of type {tensor['dtype']}, which this program does not read")
         arrays[name] = np.ndarray(tuple(tensor["shape"]), DTYPES[tensor["dtype"]], buffer=tensor["data"])
-    checkpoint = Checkpoint(optimizer=manifest.optimizer, extra=manifest.extra, steps=dict(manifest.steps))
+    checkpoint = Checkpoint(
+        optimizer=manifest.optimizer, optimizer_name=manifest.optimizer_name, steps=dict(manifest.steps),
+        rounds=dict(manifest.rounds), save=manifest.save, extra=manifest.extra,
+    )  # fmt: skip
     for place in manifest.tensors:
         if place.name not in arrays:
             _refuse(path, f"lacks the tensor {place.name!r}")

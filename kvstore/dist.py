@@ -282,11 +282,15 @@ class DistStore(KVStore):
             self._settle()
 
     def load(self, path: str | PathLike[str]) -> None:
-        """See `KVStore`. Every rank calls it, after `init` of the keys; rank 0 reads `path`, each its `path.rankN`."""
-        with self._lock:
+        """See `KVStore`. Every rank calls it, after `init` of the keys; rank 0 takes its values from `path`.
+
+        Each rank restores what it had not sent yet from its `path.rankN`, if that is of the same save, and starts with
+        nothing unsent otherwise.
+        """
+        with self._opened():
             self.barrier()
             self._state().load(path)
-            self.barrier()
+            self._settings.learn_optimizer()
 
     def save_optimizer_states(self, path: str | PathLike[str], dump_optimizer: bool = False) -> None:
         """See `KVStore`. Every rank calls it; the lowest live rank writes."""
@@ -297,10 +301,10 @@ class DistStore(KVStore):
 
     def load_optimizer_states(self, path: str | PathLike[str]) -> None:
         """See `KVStore`. Every rank calls it; rank 0 reads the file."""
-        with self._lock:
+        with self._opened():
             self.barrier()
             self._state().load_optimizer(path)
-            self.barrier()
+            self._settings.learn_optimizer()
 
     def close(self) -> None:
         """See `KVStore`. Raises what an earlier push failed with; the job has been left then too."""

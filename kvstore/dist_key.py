@@ -46,9 +46,11 @@ class DistKey:
 
     def __post_init__(self) -> None:
         self.elements = math.prod(self.template.shape)
-        self.encoder = KeyEncoder(
-            self.key, self.elements, self.dtype, rank=self.rank, chunk_elements=self.chunk_elements
-        )
+        self.encoder = self.new_encoder()
+
+    def new_encoder(self) -> KeyEncoder:
+        """An encoder for this key that has seen nothing yet."""
+        return KeyEncoder(self.key, self.elements, self.dtype, rank=self.rank, chunk_elements=self.chunk_elements)
 
     @property
     def dtype(self) -> DType:

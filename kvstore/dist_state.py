@@ -1,35 +1,34 @@
 """`save` and `load` of a distributed store: state of all chunks from the servers into one file, and back.
 
-The file knows nothing of chunks and servers, so it fits any number of them. Residuals belong to workers: rank N keeps
-its own beside the file, as PATH.rankN.
+The file PATH knows nothing of chunks and servers, so it fits any number of them. Residuals belong to workers: rank N
+keeps its own beside it, as PATH.rankN, with its own count of rounds. Both carry the same `save`, so what another save
+left there is recognised and left alone. PATH lies where every rank can read it: the lowest live rank writes it, rank 0
+loads it, and the others read its header, for `save` and for the rounds of ranks without a file of their own.
+
+Each step ends with an agreement about its outcome, so that an error on one rank is an error on all, at once.
 """
 
 from __future__ import annotations
 
-import itertools
+import logging
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from os import PathLike
 from pathlib import Path
-from typing import Any
 
 import msgspec
-import numpy as np
 
-from kvstore.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
+from kvstore.checkpoint import Checkpoint, Header, new_save, read_checkpoint, read_header, write_checkpoint
+from kvstore.checkpoint_fit import Extent, check_states, check_values, fill_encoder, optimizer_in, require_states
+from kvstore.compression.encoder import KeyEncoder
+from kvstore.dist_chunks import ChunkStates
 from kvstore.dist_key import DistKey
 from kvstore.dist_link import Link
-from kvstore.dist_requests import less, to_all_servers
-from kvstore.dtypes import NDArray, accumulator, as_bytes_view, from_bytes, named_dtype
-from kvstore.errors import CheckpointError, ConfigError, KVStoreError, MismatchError
-from kvstore.machine import server_address
-from kvstore.messages import Frame, Key, ReadState, SetOptimizer, State, WriteState
+from kvstore.errors import CheckpointError, ConfigError, KVStoreError, MismatchError, PeerLeftError, PeerLostError
+from kvstore.messages import Key
 from kvstore.optimizer import create_optimizer, spec_from_json, spec_to_json
-from kvstore.session import Answer, Request
 
-WAVE = 16
-"""Chunks read or written at once."""
-PREFIX = "state:"
+log = logging.getLogger("kvstore")
 
 
 class DistState:
@@ -39,220 +38,220 @@ class DistState:
         self, link: Link, keys: Mapping[Key, DistKey], rank: int, writer: int, agree: Callable[[str, str], None]
     ) -> None:
         """`writer`: the rank that reads and writes the shared file."""
-        self._link = link
+        self._chunks = ChunkStates(link, keys, rank)
         self._keys = keys
         self._rank = rank
-        self._writer = writer
+        self._writes = rank == writer
         self._agree = agree
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write everything."""
-        if self._rank == self._writer:
-            checkpoint = self._read()
-            checkpoint.extra["rounds"] = [[key.key, key.round] for key in self._keys.values()]
-            write_checkpoint(path, checkpoint)
-        residuals = {
-            key.key: saved["residual"] for key in self._keys.values() if "residual" in (saved := key.encoder.state())
-        }
-        own = self._own_path(path)
-        if residuals:
-            write_checkpoint(own, Checkpoint(residuals=residuals))
-        else:
-            own.unlink(missing_ok=True)
+        """Write everything. With a rank gone, what is left is saved, but of the residuals only the writer's.
+
+        Raises:
+            CheckpointError: a file cannot be written, by this rank or another.
+        """
+        name = os.fspath(path)
+        together = self._save_shared(name, self._everything)
+        failure = _failure(lambda: self._save_own(name, keep=together or self._writes))
+        if together:
+            self._settle("residuals saved", failure, f"{name} was saved, but not all residuals were")
+        elif failure is not None:
+            raise failure
 
     def save_optimizer(self, path: str | PathLike[str], dump_optimizer: bool) -> None:
-        """Write the optimizer's state and steps; with `dump_optimizer` its specification too."""
-        if self._rank != self._writer:
-            return
-        checkpoint = self._read()
-        if checkpoint.optimizer is None:
-            raise ConfigError("save_optimizer_states: no optimizer is set")
-        optimizer = checkpoint.optimizer if dump_optimizer else None
-        write_checkpoint(path, Checkpoint(optimizer=optimizer, state=checkpoint.state, steps=checkpoint.steps))
+        """Write the optimizer's name, state and steps; with `dump_optimizer` its specification too.
 
-    def load(self, path: str | PathLike[str]) -> None:
-        """Read everything; either all ranks take it up or none."""
+        Raises:
+            ConfigError: no optimizer is set. CheckpointError: the file cannot be written, by this rank or another.
+        """
 
-        def prepare() -> tuple[Checkpoint | None, Checkpoint | None]:
-            shared = read_checkpoint(path) if self._rank == self._writer else None
-            if shared is not None:
-                self._check_values(path, shared)
-                self._check_state(path, shared)
-            own = read_checkpoint(self._own_path(path)) if self._own_path(path).exists() else None
-            for key, residual in (own.residuals if own else {}).items():
-                if key not in self._keys or residual.size != self._keys[key].elements:
-                    raise CheckpointError(f"{path}: the residual of key {key!r} does not fit", path=str(path), key=key)
-            return shared, own
-
-        shared, own = self._all_or_none(prepare)
-        for key in self._keys.values():
-            residual = own.residuals.get(key.key) if own else None
-            key.encoder.load_state({} if residual is None else {"residual": residual})
-        if shared is not None:
-            self._write(shared)
-
-    def load_optimizer(self, path: str | PathLike[str]) -> None:
-        """Read the optimizer's state; either all ranks take it up or none."""
-
-        def prepare() -> Checkpoint | None:
-            if self._rank != self._writer:
-                return None
-            checkpoint = read_checkpoint(path)
-            self._check_state(path, checkpoint)
+        def states() -> Checkpoint:
+            checkpoint = self._read(values=False)
+            if checkpoint.optimizer is None:
+                raise ConfigError("save_optimizer_states: no optimizer is set; call set_optimizer first")
+            checkpoint.optimizer = checkpoint.optimizer if dump_optimizer else None
             return checkpoint
 
-        checkpoint = self._all_or_none(prepare)
-        if checkpoint is not None:
-            self._write(checkpoint)
+        self._save_shared(os.fspath(path), states)
 
-    def _all_or_none(self, prepare: Callable[[], Any]) -> Any:
-        try:
-            prepared = prepare()
-        except KVStoreError as error:
-            try:
-                self._agree("load", f"failed: {error}")
-            except KVStoreError:
-                raise error from None
-            raise
-        try:
-            self._agree("load", "ok")
-        except MismatchError as error:
-            raise CheckpointError(f"not loaded, nothing was changed: {error}") from error
-        return prepared
+    def load(self, path: str | PathLike[str]) -> None:
+        """Read everything; either all ranks take it up or none.
 
-    def _own_path(self, path: str | PathLike[str]) -> Path:
-        return Path(f"{os.fspath(path)}.rank{self._rank}")
+        Raises:
+            CheckpointError: a file cannot be read or does not fit, here or on another rank; nothing is changed. Or
+            writing to the servers failed on another rank; the text says which.
+        """
+        name = os.fspath(path)
+        encoders: dict[Key, KeyEncoder] = {}
 
-    # --- reading --------------------------------------------------------------------------------------------------
+        def check(checkpoint: Checkpoint) -> Checkpoint:
+            check_values(name, checkpoint, self._extents())
+            return checkpoint
 
-    def _read(self) -> Checkpoint:
-        checkpoint = Checkpoint()
-        for key in self._keys.values():
-            states = self._read_chunks(key)
-            arrays = _joined(states)
-            shape = key.template.shape
-            checkpoint.values[key.key] = arrays.pop("value").reshape(shape)
-            if "master" in arrays:
-                checkpoint.masters[key.key] = arrays.pop("master").reshape(shape)
-            if arrays:
-                checkpoint.state[key.key] = {name.removeprefix(PREFIX): array for name, array in arrays.items()}
-            checkpoint.steps[key.key] = max(state.step for state, _ in states)
-            if states[0][0].optimizer is not None:
-                checkpoint.optimizer = msgspec.json.decode(states[0][0].optimizer)
+        self._load(name, check, lambda header: encoders.update(self._own_encoders(name, header)))
+        for key, encoder in encoders.items():
+            self._keys[key].encoder = encoder
+
+    def load_optimizer(self, path: str | PathLike[str]) -> None:
+        """Read the optimizer's state and nothing else of the file; either all ranks take it up or none.
+
+        Raises:
+            ConfigError: no optimizer is set, and the file holds none. CheckpointError: as `load`.
+        """
+        name = os.fspath(path)
+
+        def states(read: Checkpoint) -> Checkpoint:
+            require_states(name, read)
+            return Checkpoint(
+                optimizer=read.optimizer, optimizer_name=read.optimizer_name, state=read.state, steps=read.steps
+            )
+
+        self._load(name, states, lambda header: None)
+
+    # --- saving ---------------------------------------------------------------------------------------------------
+
+    def _read(self, values: bool) -> Checkpoint:
+        checkpoint = self._chunks.read(values)
+        optimizer = self._chunks.optimizer()
+        if optimizer is not None:
+            checkpoint.optimizer = msgspec.json.decode(optimizer)
+            checkpoint.optimizer_name = spec_from_json(optimizer).name
         return checkpoint
 
-    def _read_chunks(self, key: DistKey) -> list[tuple[State, Sequence[Frame]]]:
-        found: dict[int, tuple[State, Sequence[Frame]]] = {}
+    def _everything(self) -> Checkpoint:
+        checkpoint = self._read(values=True)
+        checkpoint.save, checkpoint.rounds = new_save(), self._rounds()
+        return checkpoint
 
-        def answered(answer: Answer, frames: Sequence[Frame]) -> None:
-            assert isinstance(answer, State)
-            found[answer.chunk] = (answer, frames)
+    def _save_shared(self, path: str, make: Callable[[], Checkpoint]) -> bool:
+        """Let the writer write; True: every rank knows that it has, False: a rank is gone."""
 
-        requests = (self._read_request(key, chunk, answered) for chunk in key.chunks)
-        self._in_waves(f"reading the state of key {key.key!r}", requests)
-        return [found[chunk] for chunk in key.chunks]
+        def write() -> None:
+            if self._writes:
+                write_checkpoint(path, make())
 
-    def _read_request(self, key: DistKey, chunk: int, answered: Callable[[Answer, Sequence[Frame]], None]) -> Request:
-        def build(number: int, left: float) -> ReadState:
-            return ReadState(sequence=number, rank=self._rank, key=key.key, chunk=chunk)
+        failure = _failure(write)
+        try:
+            self._settle("save", failure, f"{path} was not saved")
+        except (PeerLostError, PeerLeftError):
+            if failure is not None:
+                raise
+            return False
+        return True
 
-        return Request(server_address(key.server(chunk)), build, answered=answered)
+    def _save_own(self, path: str, keep: bool) -> None:
+        """Write this rank's file, or remove an older one."""
+        states = {key.key: key.encoder.state() for key in self._keys.values()}
+        residuals = {key: state["residual"] for key, state in states.items() if "residual" in state}
+        own = self._own_path(path)
+        if residuals and keep:
+            save = read_header(path).save
+            write_checkpoint(own, Checkpoint(residuals=residuals, rounds=self._rounds(), save=save))
+            return
+        try:
+            own.unlink(missing_ok=True)
+        except OSError as error:
+            raise CheckpointError(f"{own}, of an earlier save, cannot be removed: {error}", path=str(own)) from error
 
-    def _in_waves(self, what: str, requests: Iterable[Request]) -> None:
-        source = iter(requests)
-        while wave := list(itertools.islice(source, WAVE)):
-            self._link.run(what, wave)
+    def _rounds(self) -> dict[Key, int]:
+        return {key.key: key.round + key.encoder.earlier for key in self._keys.values()}
 
-    # --- writing --------------------------------------------------------------------------------------------------
+    # --- loading --------------------------------------------------------------------------------------------------
+
+    def _load(self, path: str, take: Callable[[Checkpoint], Checkpoint], own: Callable[[Header], None]) -> None:
+        """Read on every rank, agree that all could, write, agree about that. `take` checks what rank 0 has read."""
+        shared: list[Checkpoint] = []
+        digest = ""
+
+        def read() -> None:
+            nonlocal digest
+            if self._writes:
+                shared.append(take(read_checkpoint(path)))
+                self._check_states(path, shared[0])
+            header = read_header(path)
+            own(header)
+            digest = header.digest
+
+        def write() -> None:
+            for checkpoint in shared:
+                self._write(checkpoint)
+
+        failure = _failure(read)
+        self._settle("load", failure, f"{path} was not loaded, nothing was changed", f"the file with digest {digest}")
+        failure = _failure(write)
+        self._settle("loaded", failure, f"{path}: the servers may hold parts of it now, load or broadcast again")
+
+    def _extents(self) -> dict[Key, Extent]:
+        return {key.key: (key.template.shape, key.dtype) for key in self._keys.values()}
+
+    def _check_states(self, path: str, checkpoint: Checkpoint) -> None:
+        installed = optimizer_in(path, checkpoint)
+        if installed is None and checkpoint.optimizer_name is not None and (here := self._chunks.optimizer()):
+            spec = spec_from_json(here)
+            installed = spec, create_optimizer(spec)
+        check_states(path, checkpoint, self._extents(), installed)
+        spread = [key.key for key in self._keys.values() if not key.whole and len(key.chunks) > 1]
+        if checkpoint.optimizer is not None and installed is not None and installed[1].whole and spread:
+            raise CheckpointError(
+                f"{path}: its optimizer {installed[0].name!r} needs each array whole, but key {spread[0]!r} is spread "
+                f"over servers in chunks: call set_optimizer before init", path=path, key=spread[0],
+            )  # fmt: skip
 
     def _write(self, checkpoint: Checkpoint) -> None:
         if checkpoint.optimizer is not None:
-            self._install(spec_to_json(spec_from_json(msgspec.json.encode(checkpoint.optimizer))))
+            self._chunks.install(spec_to_json(spec_from_json(msgspec.json.encode(checkpoint.optimizer))))
+        self._chunks.write(checkpoint)
+
+    def _own_encoders(self, path: str, header: Header) -> dict[Key, KeyEncoder]:
+        """New encoders with what this rank left unsent and the number of its pushes."""
+        own = self._own_file(path, header.save)
+        rounds = header.rounds | own.rounds
+        encoders = {}
         for key in self._keys.values():
-            requests = (self._write_request(key, chunk, checkpoint) for chunk in key.chunks)
-            self._in_waves(f"writing the state of key {key.key!r}", requests)
+            residual = own.residuals.pop(key.key, None)
+            saved = {} if residual is None else {"residual": residual}
+            encoder = encoders[key.key] = fill_encoder(str(self._own_path(path)), key.new_encoder(), saved)
+            encoder.earlier = rounds.get(key.key, 0) - key.round
+        for stray in own.residuals:
+            raise CheckpointError(f"{path}: the residual of key {stray!r} belongs to no key here", path=path, key=stray)
+        return encoders
 
-    def _install(self, spec: str) -> None:
-        servers = next(iter(self._keys.values())).num_servers if self._keys else 0
+    def _own_file(self, path: str, save: str) -> Checkpoint:
+        own = self._own_path(path)
+        try:
+            exists = own.exists()
+        except OSError as error:
+            raise CheckpointError(f"{own} cannot be read: {error}", path=str(own)) from error
+        if not exists:
+            return Checkpoint()
+        if read_header(own).save != save:
+            log.warning("%s belongs to another save than %s and is left alone: nothing unsent is restored", own, path)
+            return Checkpoint()
+        return read_checkpoint(own)
 
-        def build(number: int, left: float) -> SetOptimizer:
-            return SetOptimizer(sequence=number, rank=0, turn=0, spec=spec, timeout=less(left))
+    # --- both -----------------------------------------------------------------------------------------------------
 
-        self._link.run("load", to_all_servers(servers, build))
+    def _own_path(self, path: str) -> Path:
+        return Path(f"{path}.rank{self._rank}")
 
-    def _write_request(self, key: DistKey, chunk: int, checkpoint: Checkpoint) -> Request:
-        part = key.part(chunk)
-        arrays: dict[str, NDArray] = {}
-        for name, kept in (("value", checkpoint.values), ("master", checkpoint.masters)):
-            if key.key in kept:
-                arrays[name] = kept[key.key].reshape(-1)[part]
-        for name, array in checkpoint.state.get(key.key, {}).items():
-            arrays[PREFIX + name] = array[part]
-        frames = [as_bytes_view(np.ascontiguousarray(array)) for array in arrays.values()]
-        dtypes = [array.dtype.name for array in arrays.values()]
-
-        def build(number: int, left: float) -> WriteState:
-            return WriteState(
-                sequence=number, rank=self._rank, key=key.key, chunk=chunk, names=list(arrays), dtypes=dtypes,
-                step=checkpoint.steps.get(key.key, 0),
-            )  # fmt: skip
-
-        return Request(server_address(key.server(chunk)), build, frames)
-
-    # --- checks ---------------------------------------------------------------------------------------------------
-
-    def _check_values(self, path: str | PathLike[str], checkpoint: Checkpoint) -> None:
-        for key in (*self._keys, *checkpoint.values):
-            if key not in checkpoint.values or key not in self._keys:
-                where = "the file" if key in self._keys else "this store (call init for it first)"
-                raise CheckpointError(f"{path}: key {key!r} is not in {where}", path=str(path), key=key)
-        for key, value in checkpoint.values.items():
-            own = self._keys[key].template
-            if (value.shape, value.dtype) != (own.shape, own.dtype):
-                raise CheckpointError(
-                    f"{path}: key {key!r} has shape {value.shape} and dtype {value.dtype.name} in the file, "
-                    f"{own.shape} and {own.dtype.name} here", path=str(path), key=key,
-                )  # fmt: skip
-
-    def _check_state(self, path: str | PathLike[str], checkpoint: Checkpoint) -> None:
-        spec = msgspec.json.encode(checkpoint.optimizer).decode() if checkpoint.optimizer is not None else self._spec()
-        if spec is None and not checkpoint.state:
-            return
-        if spec is None:
-            raise ConfigError(
-                f"{path}: optimizer state, but no optimizer is set and the file holds none; call set_optimizer"
-            )
-        optimizer = create_optimizer(spec_from_json(spec))
-        for key, state in checkpoint.state.items():
-            if key not in self._keys:
-                raise CheckpointError(f"{path}: key {key!r} is not in this store (call init first)", path=str(path))
-            wide = accumulator(self._keys[key].dtype)
-            names = optimizer.create_state(0, wide).keys()
-            if not set(state) <= set(names) or any(array.size != self._keys[key].elements for array in state.values()):
-                raise CheckpointError(
-                    f"{path}: the optimizer state {sorted(state)} of key {key!r} does not fit {optimizer.spec.name!r} "
-                    f"with {sorted(names)}", path=str(path), key=key,
-                )  # fmt: skip
-
-    def _spec(self) -> str | None:
-        key = next(iter(self._keys.values()), None)
-        return None if key is None else self._read_chunks(key)[0][0].optimizer
+    def _settle(self, topic: str, failure: Exception | None, otherwise: str, text: str = "ok") -> None:
+        """Tell all ranks how this one fared. Raises `failure`, else CheckpointError where another rank failed."""
+        try:
+            self._agree(topic, text if failure is None else f"failed: {failure}")
+        except KVStoreError as error:
+            if failure is not None:
+                raise failure from None
+            if isinstance(error, MismatchError):
+                raise CheckpointError(f"{otherwise}: {error}") from error
+            raise
+        if failure is not None:
+            raise failure
 
 
-def _joined(states: Sequence[tuple[State, Sequence[Frame]]]) -> dict[str, NDArray]:
-    """Arrays by name, chunks one after another; what a chunk has not been updated with yet is zero, as it starts."""
-    names: dict[str, NDArray] = {}
-    for state, _ in states:
-        for name, dtype in zip(state.names, state.dtypes, strict=True):
-            names.setdefault(name, np.empty(0, named_dtype(dtype, state.key)))
-    return {
-        name: np.concatenate([_part(state, frames, name, empty) for state, frames in states])
-        for name, empty in names.items()
-    }
-
-
-def _part(state: State, frames: Sequence[Frame], name: str, empty: NDArray) -> NDArray:
-    if name in state.names:
-        return from_bytes(frames[state.names.index(name)], empty.dtype)
-    size = from_bytes(frames[state.names.index("value")], named_dtype(state.dtypes[0], state.key)).size
-    return np.zeros(size, empty.dtype)
+def _failure(act: Callable[[], object]) -> Exception | None:
+    """Do something, and return what it raised: other ranks have to hear of it first."""
+    try:
+        act()
+    except Exception as error:
+        return error
+    return None

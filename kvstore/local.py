@@ -13,9 +13,10 @@ from dataclasses import asdict
 from os import PathLike
 from typing import Any
 
-from kvstore import local_checkpoint
+from kvstore import checkpoint_fit, local_checkpoint
 from kvstore.arrays import Template, check_writable, describe, host_view
 from kvstore.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
+from kvstore.checkpoint_fit import Installed
 from kvstore.compression.policy import CompressionPolicy
 from kvstore.dtypes import NDArray, is_float
 from kvstore.errors import (
@@ -30,7 +31,6 @@ from kvstore.errors import (
 )
 from kvstore.handle import Handle, done_at_once
 from kvstore.keys import keys_of, mirrored, pair_outs, pair_values
-from kvstore.local_checkpoint import Installed
 from kvstore.local_key import Counters, LocalKey
 from kvstore.messages import Key
 from kvstore.optimizer import create_optimizer, make_spec, with_learning_rate
@@ -207,16 +207,19 @@ class LocalStore(KVStore):
     def load(self, path: str | PathLike[str]) -> None:
         """See `KVStore.load`.
 
-        Keys of the file are created, or overwritten if shape and type agree; others stay. An optimizer in the file
-        takes the place of this store's.
+        Keys that the store lacks are created; those it has must be in the file, with the same shape and type. An
+        optimizer in the file takes the place of this store's. Of a distributed job's file it takes up everything but
+        the residuals, which the ranks keep beside it.
         """
         self._check_open("load")
         name = os.fspath(path)
         checkpoint = read_checkpoint(name)
-        optimizer = local_checkpoint.optimizer_in(checkpoint, name) or self._optimizer
-        local_checkpoint.check_values(self._keys, checkpoint, name)
-        local_checkpoint.check_states(self._keys, checkpoint, optimizer, name)
-        local_checkpoint.restore_values(self._keys, checkpoint)
+        optimizer = checkpoint_fit.optimizer_in(name, checkpoint) or self._optimizer
+        keys = local_checkpoint.new_extents(checkpoint, name) | local_checkpoint.extents(self._keys)
+        checkpoint_fit.check_values(name, checkpoint, keys)
+        checkpoint_fit.check_states(name, checkpoint, keys, optimizer)
+        encoders = local_checkpoint.encoders_in(checkpoint, name)
+        local_checkpoint.restore_values(self._keys, checkpoint, encoders)
         self._restore_optimizer(optimizer, checkpoint)
 
     def save_optimizer_states(self, path: str | PathLike[str], dump_optimizer: bool = False) -> None:
@@ -230,8 +233,9 @@ class LocalStore(KVStore):
         self._check_open("load_optimizer_states")
         name = os.fspath(path)
         checkpoint = read_checkpoint(name)
-        optimizer = local_checkpoint.optimizer_in(checkpoint, name) or self._require_optimizer("load_optimizer_states")
-        local_checkpoint.check_states(self._keys, checkpoint, optimizer, name)
+        checkpoint_fit.require_states(name, checkpoint)
+        optimizer = checkpoint_fit.optimizer_in(name, checkpoint) or self._require_optimizer("load_optimizer_states")
+        checkpoint_fit.check_states(name, checkpoint, local_checkpoint.extents(self._keys), optimizer)
         self._restore_optimizer(optimizer, checkpoint)
 
     def close(self) -> None:

@@ -280,12 +280,13 @@ class SetCompression(_Message, frozen=True, kw_only=True, tag="set_compression")
 
 
 class ReadState(_Message, frozen=True, kw_only=True, tag="read_state"):
-    """Asks for everything a server holds of one chunk; answered by State."""
+    """Asks for everything a server holds of one chunk; answered by State. `values`: value and master too."""
 
     sequence: Count
     rank: Rank
     key: Key
     chunk: Count
+    values: bool = True
 
 
 class WriteState(_Message, frozen=True, kw_only=True, tag="write_state"):

@@ -22,8 +22,8 @@ PREFIX = "state:"
 
 def read_state(sender: str, message: ReadState, chunk: StoredChunk, optimizer: str | None) -> Send:
     """Answer a ReadState. The optimizer's arrays are copied: they change in place."""
-    arrays: dict[str, Array] = {"value": chunk.value}
-    if chunk.master.dtype != chunk.value.dtype:
+    arrays: dict[str, Array] = {"value": chunk.value} if message.values else {}
+    if message.values and chunk.master.dtype != chunk.value.dtype:
         arrays["master"] = chunk.master
     arrays |= {PREFIX + name: array.copy() for name, array in (chunk.state or {}).items()}
     state = State(

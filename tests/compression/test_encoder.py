@@ -150,6 +150,15 @@ def test_warm_up_rounds_are_raw() -> None:
     assert codecs == ["none", "none", "2bit", "2bit"]
 
 
+def test_earlier_pushes_count_for_the_warm_up_and_for_nothing_else() -> None:
+    encoder, params = KeyEncoder("w", 32, F4), parse_params({"type": "2bit", "warmup_rounds": 2})
+    encoder.earlier = 1
+    assert [push(encoder, floats(1), params, round)[0].codec for round in (1, 2)] == ["none", "2bit"]
+    assert encoder.prepare(floats(1), params, 3).round == 3
+    encoder.earlier = -5
+    assert push(encoder, floats(1), params, 7)[0].codec == "none"
+
+
 @pytest.mark.parametrize(
     ("n", "dtype", "codec"),
     [(1, F4, "none"), (2, F4, "2bit"), (2, np.dtype(np.float16), "none"), (3, np.dtype(np.float16), "2bit")],

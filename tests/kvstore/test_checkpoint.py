@@ -15,7 +15,18 @@ import pytest
 import safetensors.numpy
 
 from kvstore import checkpoint as module
-from kvstore.checkpoint import DIGEST, DIGEST_BYTES, DTYPES, Array, Checkpoint, Key, read_checkpoint, write_checkpoint
+from kvstore.checkpoint import (
+    DIGEST,
+    DIGEST_BYTES,
+    DTYPES,
+    Array,
+    Checkpoint,
+    Key,
+    new_save,
+    read_checkpoint,
+    read_header,
+    write_checkpoint,
+)
 from kvstore.errors import ArrayError, CheckpointError
 
 KEYS: list[Key] = [
@@ -39,8 +50,11 @@ def small() -> Checkpoint:
         values={"w": np.arange(6, dtype="f2").reshape(2, 3), 3: np.array(7, "i8")},
         masters={"w": np.arange(6, dtype="f4").reshape(2, 3) / 3},
         optimizer={"name": "adam", "params": {"learning_rate": 0.1}, "schedule": None},
+        optimizer_name="adam",
         state={"w": {"mean": np.ones(6, "f4"), "var": np.zeros(6, "f4")}},
         steps={"w": 4, 3: 0},
+        rounds={"w": 5, 3: 1},
+        save="of-this-time",
         residuals={"w": np.full(12, 0.25, "f4")},
         extra={"rounds": 4, "names": ["a", "ü"], "ratio": 0.1},
     )
@@ -178,6 +192,35 @@ def test_junk_is_refused(tmp_path: Path, data: bytes) -> None:
         read_checkpoint(tmp_path / "c")
 
 
+def test_a_header_is_read_without_the_arrays(tmp_path: Path) -> None:
+    path = tmp_path / "c"
+    write_checkpoint(path, small())
+    header = read_header(path)
+    assert (header.save, header.rounds) == ("of-this-time", {"w": 5, 3: 1})
+    assert bytes.fromhex(header.digest) == safetensors.numpy.load_file(path)[DIGEST].tobytes()
+    data = bytearray(path.read_bytes())
+    data[-40] ^= 1  # of an array: not looked at
+    path.write_bytes(data)
+    assert read_header(path) == header
+    path.write_bytes(b"[" * 100)
+    for missing in (path, tmp_path / "nothing", tmp_path):
+        with pytest.raises(CheckpointError, match=str(missing)):
+            read_header(missing)
+
+
+def test_no_two_saves_have_the_same_name() -> None:
+    assert len({new_save() for _ in range(100)}) == 100
+
+
+def test_a_path_that_no_file_can_have_is_reported(tmp_path: Path) -> None:
+    for path in (tmp_path / "a\0b", tmp_path / ("a" * 1000)):
+        with pytest.raises(CheckpointError, match="cannot be written"):
+            write_checkpoint(path, Checkpoint())
+        for read in (read_checkpoint, read_header):
+            with pytest.raises(CheckpointError):
+                read(path)
+
+
 def test_foreign_safetensors_and_missing_files_are_refused(tmp_path: Path) -> None:
     safetensors.numpy.save_file({"w": np.ones(3)}, tmp_path / "c", metadata={"format": "pt"})
     with pytest.raises(CheckpointError, match="no gradkv checkpoint"):
@@ -210,6 +253,8 @@ def forge(path: Path, arrays: dict[str, Array], **manifest: Any) -> None:
         ({"tensors": [["a", "value", "w", ""], ["b", "master", "w", ""]]}, "must be float32"),
         ({"tensors": [["a", "value", "w", ""]]}, "belong to no key: b"),
         ({"steps": [["w", -1]]}, "Expected"),
+        ({"rounds": [["w", -1]]}, "Expected"),
+        ({"optimizer_name": 3}, "Expected"),
         ({"extra": 3}, "Expected"),
     ],
 )
@@ -305,6 +350,7 @@ def test_arrays_that_do_not_fit_are_refused(tmp_path: Path, checkpoint: Checkpoi
         Checkpoint(extra={"x": {1: 2}}),
         Checkpoint(steps={True: 1}),
         Checkpoint(steps={"w": -1}),
+        Checkpoint(rounds={"w": -1}),
         Checkpoint(values={1.5: np.ones(2)}),  # type: ignore[dict-item]
         Checkpoint(values={"\ud800": np.ones(2)}),
     ],

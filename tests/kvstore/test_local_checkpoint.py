@@ -107,7 +107,7 @@ def test_files_that_do_not_fit_change_nothing(tmp_path: Path) -> None:
     checkpoint.residuals["w"][0] = np.nan
     write_checkpoint(tmp_path / "poisoned", checkpoint)
     checkpoint = read_checkpoint(tmp_path / "all")
-    checkpoint.extra["pushes"] = "many"
+    checkpoint.masters["w"] = full(1)  # float32 keys have none
     write_checkpoint(tmp_path / "confused", checkpoint)
     checkpoint = read_checkpoint(tmp_path / "all")
     del checkpoint.state["w"]["mean"]
@@ -123,6 +123,55 @@ def test_files_that_do_not_fit_change_nothing(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"'adam'.*'sgd'"):
         kv.load_optimizer_states(tmp_path / "states")
     assert values(kv) == before
+
+
+def test_warm_up_is_not_repeated_after_a_load(tmp_path: Path) -> None:
+    sent = []
+    kv = LocalStore("device")
+    kv.init("w", full(0))
+    kv.set_gradient_compression({**TWO_BIT, "warmup_rounds": 2})
+    for _ in range(2):
+        kv.push("w", full(1))
+    sent.append(kv.stats()["keys"]["w"]["sent_bytes"])
+    kv.save(tmp_path / "all")
+    again = LocalStore("device")
+    again.load(tmp_path / "all")
+    again.set_gradient_compression({**TWO_BIT, "warmup_rounds": 2})
+    again.push("w", full(1))
+    sent.append(again.stats()["keys"]["w"]["sent_bytes"])
+    assert sent == [2 * 256, 16]
+    assert read_checkpoint(tmp_path / "all").rounds == {"w": 2}
+
+
+def test_steps_without_state_arrays_are_kept(tmp_path: Path) -> None:
+    kv = LocalStore("local")
+    kv.init("w", full(1))
+    kv.set_optimizer("sgd", learning_rate=0.1)  # no momentum: nothing but the step is kept
+    kv.push("w", full(1))
+    kv.save(tmp_path / "all")
+    again = LocalStore("local")
+    again.load(tmp_path / "all")
+    assert again._keys["w"].step == 1
+
+
+def test_a_key_that_the_file_lacks_is_named(tmp_path: Path) -> None:
+    trained(1).save(tmp_path / "all")
+    kv = trained(1)
+    kv.init("more", full(0))
+    kv.push("w", full(1))
+    before = values(kv)
+    with pytest.raises(CheckpointError, match="'more' is not in the file"):
+        kv.load(tmp_path / "all")
+    assert values(kv) == before
+
+
+def test_files_without_optimizer_hold_no_optimizer_states(tmp_path: Path) -> None:
+    kv = LocalStore("local")
+    kv.init("w", full(1))
+    kv.save(tmp_path / "all")
+    kv.set_optimizer("adam")
+    with pytest.raises(CheckpointError, match="holds no optimizer state"):
+        kv.load_optimizer_states(tmp_path / "all")
 
 
 def test_keys_that_differ_or_are_missing_are_named(tmp_path: Path) -> None:

@@ -63,6 +63,15 @@ def test_half_precision_travels_with_its_master() -> None:
     assert stored.chunks[0].master.tolist() == [2.0, 2.0]
 
 
+def test_values_are_left_out_where_only_the_state_is_wanted() -> None:
+    stored = key(np.float16)
+    write(stored, {"state:momentum": np.array([5, 6], np.float32)})
+    wanted = ReadState(sequence=5, rank=1, key="w", chunk=0, values=False)
+    action = read_state("a", wanted, stored.chunks[0], None)
+    assert isinstance(action.message, State)
+    assert (action.message.names, len(action.frames)) == (["state:momentum"], 1)
+
+
 def test_optimizer_state_is_copied_out() -> None:
     stored = key()
     write(stored, {"state:momentum": np.ones(2, np.float32)})
