@@ -30,22 +30,29 @@ T = TypeVar("T")
 class Job:
     """`stores`: one per rank, joined. `parallel` runs a function once per rank, as the processes of a job would."""
 
-    def __init__(self, workers: int, servers: int, store: str, settings: dict[str, Any], average: bool) -> None:
+    def __init__(self) -> None:
+        self.stores: list[DistStore] = []
+        self.machines: list[ServerMachine] = []
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
+
+    def start(self, workers: int, servers: int, store: str, settings: dict[str, Any], average: bool) -> None:
+        """Start the scheduler, the servers and the stores. Whatever of it fails, `close` ends the rest."""
         job = secrets.token_hex(4)
         found: list[int] = []
         common = {"root_uri": "127.0.0.1", "num_workers": workers, "num_servers": servers, "job": job, **settings}
         scheduler = read_config({}, ("root_uri",), role=Role.SCHEDULER, root_port=0, **common)
         self._start(partial(self._schedule, scheduler, job, found))
         self.config = read_config({}, root_port=found[0], **common)
-        self.machines: list[ServerMachine] = []
         for number in range(servers):
             server = read_config({}, role=Role.SERVER, server_id=number, root_port=found[0], **common)
             self._start(partial(self._serve, server))
         configs = [read_config({}, worker_id=rank, root_port=found[0], **common) for rank in range(workers)]
         with ThreadPoolExecutor(workers) as pool:
-            self.stores = list(pool.map(lambda config: DistStore(store, config, average), configs))
+            joining = [pool.submit(DistStore, store, config, average) for config in configs]
+        self.stores = [future.result() for future in joining if future.exception() is None]
+        for future in joining:
+            future.result()  # raises what a store failed with
 
     def parallel(self, call: Callable[[DistStore], T]) -> list[T]:
         """Results in rank order; the first error is raised after all have ended."""
@@ -67,19 +74,19 @@ class Job:
 
     def close(self) -> None:
         """End everything, whatever state it is in."""
-        with ThreadPoolExecutor(len(self.stores)) as pool:
+        with ThreadPoolExecutor(max(1, len(self.stores))) as pool:
             list(pool.map(_close_quietly, self.stores))
         self._stop.set()
         for thread in self._threads:
-            thread.join(10)
+            thread.join(30)
             assert not thread.is_alive(), thread.name
 
     def _start(self, target: Callable[[threading.Event], None]) -> None:
         ready = threading.Event()
         thread = threading.Thread(target=target, args=(ready,), daemon=True)
         thread.start()
-        assert ready.wait(10)
         self._threads.append(thread)
+        assert ready.wait(30)
 
     def _schedule(self, config: Config, job: str, found: list[int], ready: threading.Event) -> None:
         transport = ZmqTransport(config)
@@ -115,7 +122,8 @@ def make_job() -> Iterator[Callable[..., Job]]:
     def make(
         workers: int = 1, servers: int = 1, store: str = "dist_sync", *, average: bool = False, **settings: Any
     ) -> Job:
-        jobs.append(Job(workers, servers, store, {"timeout": 10.0, "transport": "tcp", **settings}, average))
+        jobs.append(Job())
+        jobs[-1].start(workers, servers, store, {"timeout": 30.0, "transport": "tcp", **settings}, average)
         return jobs[-1]
 
     yield make

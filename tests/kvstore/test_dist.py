@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,19 @@ def test_asynchronous_calls_overlap_and_end(make_job: MakeJob) -> None:
         assert (pulled[key].wait(10) == key).all()
         assert (both[key].wait(10) == key + 1).all()
         assert both[key].done()
+
+
+def test_asynchronous_calls_of_two_ranks_in_opposite_orders(make_job: MakeJob) -> None:
+    """None of rank 0's calls can end before rank 1 has made its own: all are under way at once."""
+    job = make_job(2, 2, chunk_elements=64)
+    keys = list(range(20))
+    job.parallel(lambda store: store.init(keys, [np.zeros(100, np.float32) for _ in keys]))
+    first = [job.stores[0].pushpull_async(key, np.full(100, key, np.float32)) for key in keys]
+    assert not any(handle.done() for handle in first)
+    second = [job.stores[1].pushpull_async(key, np.full(100, key, np.float32)) for key in reversed(keys)]
+    for handles in (first, second[::-1]):
+        for key, handle in zip(keys, handles, strict=True):
+            assert (handle.wait(30) == 2 * key).all()
 
 
 def test_mistakes_change_nothing(make_job: MakeJob) -> None:
@@ -195,16 +209,15 @@ def test_counters(make_job: MakeJob) -> None:
 
 
 def test_broadcast_waits_for_every_rank_and_compares_keys(make_job: MakeJob) -> None:
-    job = make_job(2, timeout=5.0)
+    job = make_job(2)
     job.parallel(lambda store: store.init(["w", "v"], [np.zeros(2, np.float32)] * 2))
-
-    def work(store: DistStore) -> Any:
-        before = store.pull("w") if store.rank == 1 else None  # rank 0 is at its broadcast already
-        return before, store.broadcast("w", np.ones(2, np.float32))
-
-    results = job.parallel(work)
-    np.testing.assert_array_equal(results[1][0], np.zeros(2))
-    np.testing.assert_array_equal(results[1][1], np.ones(2))
+    first, second = job.stores
+    with ThreadPoolExecutor(1) as pool:
+        broadcast = pool.submit(first.broadcast, "w", np.ones(2, np.float32))
+        assert wait([broadcast], 0.3).not_done, "rank 0 did not wait"
+        np.testing.assert_array_equal(second.pull("w"), np.zeros(2), err_msg="seen before this rank's broadcast")
+        np.testing.assert_array_equal(second.broadcast("w", np.zeros(2, np.float32)), np.ones(2))
+        np.testing.assert_array_equal(broadcast.result(), np.ones(2))
     errors = job.errors(lambda store: store.broadcast("wv"[store.rank], np.ones(2, np.float32)))
     assert all(isinstance(error, MismatchError) for error in errors), errors
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 import numpy as np
@@ -40,19 +41,10 @@ def test_another_shape_or_dtype_is_refused_on_that_rank(make_job: MakeJob) -> No
 
 
 def test_a_rank_waits_for_rank_0(make_job: MakeJob) -> None:
-    job = make_job(2, 2)
-    later = job.stores[0]
-
-    def work(store: DistStore) -> Any:
-        if store.rank == 1:
-            store.init("w", np.zeros(3, np.float32))
-            return store.pull("w")
-        return None
-
-    from concurrent.futures import ThreadPoolExecutor
-
+    first, second = make_job(2, 2).stores
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(work, job.stores[1])
-        assert not waiting.done()
-        later.init("w", np.full(3, 7, np.float32))
-        np.testing.assert_array_equal(waiting.result(10), np.full(3, 7.0))
+        waiting = pool.submit(second.init, "w", np.zeros(3, np.float32))
+        assert wait([waiting], 0.3).not_done, "rank 1 did not wait"
+        first.init("w", np.full(3, 7, np.float32))
+        waiting.result(30)
+    np.testing.assert_array_equal(second.pull("w"), np.full(3, 7.0))

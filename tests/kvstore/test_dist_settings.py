@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -29,10 +31,18 @@ def test_different_compression_is_an_error_on_every_rank(make_job: MakeJob) -> N
         np.testing.assert_array_equal(values, np.full(64, 1.5))
 
 
-def test_a_rank_that_does_not_call_is_named(make_job: MakeJob) -> None:
-    job = make_job(2, timeout=1.0)
-    with pytest.raises(OperationTimeoutError, match=r"\b1\b"):
-        job.stores[0].set_gradient_compression({"type": "2bit"})
+def test_r16_a_rank_that_does_not_call_is_named_and_nothing_is_in_force(make_job: MakeJob) -> None:
+    job = make_job(2, timeout=2.0)
+    with pytest.raises(OperationTimeoutError, match="worker 1"):
+        job.stores[0].set_gradient_compression({"type": "2bit", "threshold": 1.0})
+    with pytest.raises(OperationTimeoutError, match="worker 1"):  # it comes too late, and is told the same
+        job.stores[1].set_gradient_compression({"type": "2bit", "threshold": 1.0})
+    job.parallel(lambda store: store.init("w", np.zeros(64, np.float32)))
+    for values in job.parallel(lambda store: store.pushpull("w", np.full(64, 0.75, np.float32))):
+        np.testing.assert_array_equal(values, np.full(64, 1.5), err_msg="a setting that was not agreed on")
+    job.parallel(lambda store: store.set_gradient_compression({"type": "2bit", "threshold": 0.25}))
+    for values in job.parallel(lambda store: store.pushpull("w", np.full(64, 0.75, np.float32))):
+        np.testing.assert_array_equal(values, np.full(64, 0.5))
 
 
 def test_rank_0_installs_the_optimizer_and_others_are_compared(make_job: MakeJob) -> None:
@@ -68,11 +78,20 @@ def test_status_of_a_server(make_job: MakeJob) -> None:
 
 
 def test_barriers_count(make_job: MakeJob) -> None:
+    """Ranks 1 and 2 are at a barrier; they pass it when rank 0 has come to its own, and wait at the next one."""
     job = make_job(3)
+    passed = [[threading.Event() for _ in range(3)] for _ in job.stores]
 
-    def work(store: DistStore) -> int:
-        for _ in range(5):
+    def work(store: DistStore) -> None:
+        for event in passed[store.rank]:
             store.barrier()
-        return store.rank
+            event.set()
 
-    assert job.parallel(work) == [0, 1, 2]
+    with ThreadPoolExecutor(2) as pool:
+        others = [pool.submit(work, store) for store in job.stores[1:]]
+        for turn in range(3):
+            assert not any(passed[rank][turn].wait(0.1) for rank in (1, 2)), "passed without rank 0"
+            job.stores[0].barrier()
+            assert all(passed[rank][turn].wait(30) for rank in (1, 2))
+    for one in others:
+        one.result()

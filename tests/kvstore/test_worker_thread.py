@@ -35,7 +35,7 @@ def test_a_refusal_is_told_at_once(make_job: MakeJob) -> None:
     started = time.monotonic()
     with pytest.raises((JoinError, MismatchError)):
         WorkerThread(other).start()
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < other.timeout / 3
 
 
 def test_operations_after_close_end(make_job: MakeJob) -> None:
@@ -65,7 +65,7 @@ def test_budget_waits_for_room_and_lets_one_large_pass() -> None:
 
     waiting = threading.Thread(target=take)
     waiting.start()
-    assert not taken.is_set()
+    assert not taken.wait(0.2), "there is no room yet"
     budget.give(500)
     assert taken.wait(10)
     waiting.join()
