@@ -30,7 +30,7 @@ DEADLINE = 60.0
 def config(port: int, **changes: object) -> Config:
     fields: dict[str, object] = {
         "root_uri": "127.0.0.1", "root_port": port, "num_workers": 1, "num_servers": 1,
-        "heartbeat": 0.2, "dead_after": 1.0, "timeout": 10.0, "retry": 0.5, "job": "test-job",
+        "heartbeat": 0.2, "dead_after": 2.0, "timeout": 40.0, "retry": 0.5, "job": "test-job",
     }  # fmt: skip
     return Config(**{**fields, **changes})  # type: ignore[arg-type]
 
@@ -157,10 +157,10 @@ def test_stopped_worker_is_lost_and_told_when_it_wakes(
     victim.send_signal(signal.SIGSTOP)
     stopped = time.monotonic()
     run_until(participants, lambda: all(member.num_dead(Role.WORKER) == 1 for member in members))
-    assert time.monotonic() - stopped < 10.0  # dead_after is 1 s; the exact bound is shown on simulated time
+    assert time.monotonic() - stopped < 15.0  # dead_after is 2 s; the exact bound is shown on simulated time
     gone = members[0].gone[Role.WORKER, rank]
     assert gone.lost
-    assert gone.age >= 1.0
+    assert gone.age >= 2.0
     victim.send_signal(signal.SIGCONT)
     assert "you were removed from the job" in read_line(victim)
 
@@ -172,9 +172,9 @@ def test_worker_that_holds_pythons_lock_is_not_lost(
     busy = start(programs, "busy", port, 2)
     members = join(participants, port, 2, Role.WORKER, Role.SERVER)
     run_until(participants, lambda: all(member.state is MemberState.ACTIVE for member in members))
-    read_line(busy)  # from here on it holds the lock for three times dead_after
+    read_line(busy)  # from here on it holds the lock for twice dead_after
     began = time.monotonic()
-    run_until(participants, lambda: time.monotonic() - began > 3.5 or bool(members[0].gone))
+    run_until(participants, lambda: time.monotonic() - began > 4.5 or bool(members[0].gone))
     assert members[0].gone == {}
     assert read_line(busy) == "active"
 
@@ -214,7 +214,7 @@ def main(kind: str, port: int, workers: int) -> int:
     run_until([one], lambda: one.member.rank is not None)
     say(str(one.member.rank))
     if kind == "busy":
-        ctypes.PyDLL(None).usleep(3_000_000)  # PyDLL: keeps the lock during the call
+        ctypes.PyDLL(None).usleep(4_000_000)  # PyDLL: keeps the lock during the call
         began = time.monotonic()
         run_until([one], lambda: time.monotonic() - began > 0.5)
         say(one.member.state)

@@ -87,4 +87,4 @@ def test_closing_does_not_wait_for_a_dead_scheduler(messages: int) -> None:
         link.tell(message)
     began = time.monotonic()
     link.close()
-    assert time.monotonic() - began < 1.0
+    assert time.monotonic() - began < 5.0  # on a busy machine; a default of ZeroMQ's is to wait for ever

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import pytest
 
@@ -69,10 +69,24 @@ def member(role: Role, rank: int, endpoint: str = "", state: str = "active") -> 
 
 
 @pytest.fixture
-def dead() -> str:
-    """An endpoint nobody listens at."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+def dead() -> Iterator[str]:
+    """An endpoint that is taken, where nobody listens."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+
+
+@pytest.fixture(autouse=True)
+def no_name_service(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names of the domain 'invalid' do not resolve, and at once; the machine's own name service may take its time."""
+    resolve = socket.getaddrinfo
+
+    def getaddrinfo(host: str, *arguments: Any, **options: Any) -> Any:
+        if host.endswith(".invalid"):
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return resolve(host, *arguments, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
 
 
 @pytest.fixture
@@ -93,7 +107,7 @@ def config(endpoint: str) -> Config:
 @pytest.mark.parametrize("keys", [False, True])
 def test_ask_status(keys: bool) -> None:
     with process(server_status(rank=3)) as endpoint:
-        status = ask_status(endpoint, 10.0, keys=keys)
+        status = ask_status(endpoint, 30.0, keys=keys)
     assert (status.role, status.rank, status.job) == (Role.SERVER, 3, "job-1")
     assert status.keys == ([KEY] if keys else [])
 
@@ -115,23 +129,33 @@ def test_ask_nobody(dead: str) -> None:
     with pytest.raises(OperationTimeoutError, match=f"no answer from {dead} within 0.2 s") as raised:
         ask_status(dead, 0.2)
     assert raised.value.address == dead
-    assert time.monotonic() - began < 2.0
+    assert time.monotonic() - began < 10.0
 
 
 def test_failure_of_the_asked_is_raised() -> None:
     refused = Failed(failure=Failure("ProtocolError", "protocol version 1 is not 2", {}))
     with process(lambda _: refused) as endpoint, pytest.raises(ProtocolError, match="version 1 is not 2"):
-        ask_status(endpoint, 10.0)
+        ask_status(endpoint, 30.0)
 
 
 @pytest.mark.parametrize("endpoint", ["nonsense", "tcp://no-such-host.invalid:1"])
 def test_ask_bad_address(endpoint: str) -> None:
     with pytest.raises(AddressError):
-        ask_status(endpoint, 10.0)
+        ask_status(endpoint, 30.0)
 
 
 def test_ask_job_asks_all_servers_at_once(mute: str) -> None:
-    with process(server_status(rank=0)) as first, process(server_status(rank=1)) as second:
+    """Each of two servers answers once the other was asked too; others never do."""
+    both = threading.Barrier(2)
+
+    def answer_together(rank: int) -> Answer:
+        def answer(asked: AskStatus) -> Message:
+            both.wait(30)
+            return server_status(rank)(asked)
+
+        return answer
+
+    with process(answer_together(0)) as first, process(answer_together(1)) as second:
         members = [
             member(Role.SERVER, 0, first),
             member(Role.SERVER, 1, second),
@@ -141,16 +165,13 @@ def test_ask_job_asks_all_servers_at_once(mute: str) -> None:
             member(Role.WORKER, 0),
         ]
         with process(scheduler_status(members, servers=5)) as endpoint:
-            began = time.monotonic()
-            job = ask_job(config(endpoint), 1.5, keys=True)
-            took = time.monotonic() - began
+            job = ask_job(config(endpoint), 3.0, keys=True)
     assert job.scheduler.processes == members
     assert sorted(job.servers) == [0, 1, 2, 3]
     for rank in (0, 1):
         answer = job.servers[rank]
         assert isinstance(answer, Status) and answer.rank == rank and answer.keys == [KEY]
     assert isinstance(job.servers[2], OperationTimeoutError) and isinstance(job.servers[3], KVStoreError)
-    assert took < 3.0, "silent servers were asked one after the other"
 
 
 # --- checking ---------------------------------------------------------------------------------------------------------
@@ -166,7 +187,7 @@ def test_check_of_a_whole_job() -> None:
     with process(server_status()) as server:
         members = [member(Role.WORKER, 0), member(Role.SERVER, 0, server)]
         with process(scheduler_status(members)) as endpoint:
-            findings = check_job(config(endpoint), 10.0)
+            findings = check_job(config(endpoint), 30.0)
     assert [(finding.role, finding.rank, finding.ok) for finding in findings] == [
         (Role.SCHEDULER, 0, True),
         (Role.SERVER, 0, True),
@@ -176,21 +197,21 @@ def test_check_of_a_whole_job() -> None:
 
 
 def test_check_names_the_closed_port(dead: str) -> None:
-    failure = only_failure(check_job(config(dead), 5.0))
+    failure = only_failure(check_job(config(dead), 30.0))
     assert failure.role is Role.SCHEDULER
     assert f"nothing listens at {dead}" in failure.text and "DMLC_PS_ROOT_PORT" in failure.text
 
 
 def test_check_names_the_unknown_host() -> None:
-    failure = only_failure(check_job(config("tcp://no-such-host.invalid:4711"), 5.0))
+    failure = only_failure(check_job(config("tcp://no-such-host.invalid:4711"), 30.0))
     assert "no-such-host.invalid" in failure.text and "resolve" in failure.text
 
 
 def test_check_notices_silence(mute: str) -> None:
     began = time.monotonic()
-    failure = only_failure(check_job(config(mute), 1.0))
+    failure = only_failure(check_job(config(mute), 2.0))
     assert f"{mute} takes connections but does not answer" in failure.text
-    assert time.monotonic() - began < 2.5
+    assert time.monotonic() - began < 15.0
 
 
 def test_check_is_bounded_though_name_resolution_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,7 +224,7 @@ def test_check_is_bounded_though_name_resolution_hangs(monkeypatch: pytest.Monke
 
 def test_check_is_told_the_address_of_a_server() -> None:
     with process(server_status(rank=2)) as endpoint:
-        failure = only_failure(check_job(config(endpoint), 10.0))
+        failure = only_failure(check_job(config(endpoint), 30.0))
     assert "is server 2 of job 'job-1'" in failure.text
 
 
@@ -226,12 +247,12 @@ def test_check_finds_the_one_that_is_not_well(fault: str, dead: str, mute: str) 
         if fault != "worker lost":
             members.append(member(worker, 0))
         endpoint = stack.enter_context(process(scheduler_status(members, servers=2)))
-        failure = only_failure(check_job(config(endpoint), 2.0))
+        failure = only_failure(check_job(config(endpoint), 3.0 if fault == "mute" else 30.0))
     assert (failure.role, failure.rank) == who
     assert text in failure.text
 
 
 def test_within_keeps_the_order_and_the_deadline() -> None:
     released = threading.Event()
-    assert within(0.2, [lambda: 1, lambda: int(released.wait()), lambda: 3]) == [1, None, 3]
+    assert within(1.0, [lambda: 1, lambda: int(released.wait()), lambda: 3]) == [1, None, 3]
     released.set()
