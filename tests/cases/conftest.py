@@ -7,9 +7,11 @@ travel as JSON) and the functions given as `uses`, and returns something JSON ca
 
 from __future__ import annotations
 
+import ctypes
 import inspect
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -25,21 +27,47 @@ import psutil
 import pytest
 
 import kvstore
+from kvstore.server.status import ask_status
 
 Worker: TypeAlias = str | Callable[..., Any]
 
 ENVIRONMENT: Mapping[str, str] = {
-    "KVSTORE_TIMEOUT": "20",
+    "KVSTORE_TIMEOUT": "40",
     "KVSTORE_HEARTBEAT": "0.5",
-    "KVSTORE_DEAD_AFTER": "10",
+    "KVSTORE_DEAD_AFTER": "15",
+    "KVSTORE_KERNELS": "numpy",
     "NUMBA_NUM_THREADS": "1",
     "OMP_NUM_THREADS": "1",
 }
-"""Limits for all processes of a job, shorter than the defaults; `env` of a run wins over them."""
+"""For all processes of a job; `env` of a run wins. Kernels: others take half a second of each process to load."""
 
-PRELUDE = '''
+PATIENCE = 60.0
+"""Seconds after which a test gives up waiting for something that should come soon; no test measures by it."""
+
+
+def await_file(path: Path, limit: float, *others: int) -> bool:
+    """Wait for a file that comes whole, by a rename.
+
+    Returns: True once it is there; False after `limit` seconds, or once a file descriptor of `others` is readable.
+    """
+    system = ctypes.CDLL(None)
+    watch = system.inotify_init1(os.O_CLOEXEC)
+    try:
+        assert system.inotify_add_watch(watch, os.fsencode(path.parent), 0x180) >= 0  # IN_CREATE, IN_MOVED_TO
+        end = time.monotonic() + limit
+        while not path.exists():
+            ready, _, _ = select.select([watch, *others], [], [], max(0.0, end - time.monotonic()))
+            if watch not in ready:
+                return path.exists()
+            os.read(watch, 1 << 16)
+        return True
+    finally:
+        os.close(watch)
+
+
+PRELUDE = f'''
 from __future__ import annotations
-import json, os, pathlib, sys, time
+import ctypes, json, os, pathlib, select, sys, time
 from pathlib import Path
 from typing import Any
 import numpy as np
@@ -51,6 +79,8 @@ FOLDER = Path(__file__).parent
 RANK = int(os.environ.get("DMLC_WORKER_ID", "-1"))
 NAME = os.environ.get("RESULT", RANK)
 
+{inspect.getsource(await_file)}
+
 def caught(call, *args, **kwargs):
     """The error that a call raises, as [class name, text, facts]; None if it raises none."""
     try:
@@ -61,22 +91,19 @@ def caught(call, *args, **kwargs):
 
 def report(value):
     """What this worker found out; the test finds it in `results[rank]`."""
-    kept = FOLDER / f"result-{NAME}.part"
+    kept = FOLDER / f"result-{{NAME}}.part"
     kept.write_text(json.dumps(value, default=lambda array: array.tolist()))
-    kept.rename(FOLDER / f"result-{NAME}.json")
+    kept.rename(FOLDER / f"result-{{NAME}}.json")
 
-def wait_for(name, limit=20.0):
+def wait_for(name):
     """Wait for a file in the folder that the job's processes and the test share."""
-    end = time.monotonic() + limit
-    while not (FOLDER / name).exists():
-        if time.monotonic() > end:
-            raise TimeoutError(name)
-        time.sleep(0.01)
+    if not await_file(FOLDER / name, {PATIENCE}):
+        raise TimeoutError(name)
 
 def tell(name, text=""):
     """Create that file, whole."""
-    (FOLDER / f"{name}.part{NAME}").write_text(text)
-    (FOLDER / f"{name}.part{NAME}").rename(FOLDER / name)
+    (FOLDER / f"{{name}}.part{{NAME}}").write_text(text)
+    (FOLDER / f"{{name}}.part{{NAME}}").rename(FOLDER / name)
 '''
 
 
@@ -107,12 +134,12 @@ class Job:
 
     def wait_for(self, name: str) -> str:
         """Wait for a file that a process of the job makes by `tell`; returns its text. Fails when the job ends."""
-        end = time.monotonic() + self.timeout
         path = self.folder / name
-        while not path.exists():
-            over = self.process.poll() is not None or time.monotonic() > end
-            assert not over or path.exists(), f"no {name!r}\n{self.finish().output}"
-            time.sleep(0.01)
+        ended = os.pidfd_open(self.process.pid)
+        try:
+            assert await_file(path, self.timeout, ended), f"no {name!r}\n{self.finish().output}"
+        finally:
+            os.close(ended)
         return path.read_text()
 
     def tell(self, name: str, text: str = "") -> None:
@@ -181,7 +208,7 @@ class Jobs:
         uses: Sequence[Callable[..., Any]] = (),
         modules: Mapping[str, str] | None = None,
         options: Sequence[str] = (),
-        timeout: float = 60.0,
+        timeout: float = 100.0,
     ) -> Iterator[Job]:
         """Start a job; whatever of it is left when the block ends is ended.
 
@@ -259,7 +286,22 @@ class ByHand:
     def wait_for(self, *names: str) -> None:
         """Wait for files that workers `tell`."""
         for name in names:
-            _await(self.folder / name)
+            assert await_file(self.folder / name, PATIENCE), f"{name} does not come"
+
+    def tell(self, name: str) -> None:
+        """Make a file that workers `wait_for`."""
+        (self.folder / name).touch()
+
+    def ended(self, *processes: subprocess.Popen[bytes]) -> list[int]:
+        """Wait for the end of processes; their exit codes."""
+        return [process.wait(PATIENCE) for process in processes]
+
+    def wait_until_registered(self, count: int) -> None:
+        """Wait until so many processes have registered at the scheduler."""
+        endpoint = f"tcp://127.0.0.1:{self.environment['DMLC_PS_ROOT_PORT']}"
+        end = time.monotonic() + PATIENCE
+        while len(ask_status(endpoint, PATIENCE).processes) < count:
+            assert time.monotonic() < end, f"{count} processes do not come"
 
     def result(self, name: str) -> Any:
         """What a worker reported, once it has ended."""
@@ -286,13 +328,6 @@ class ByHand:
         return process
 
 
-def _await(path: Path, limit: float = 20.0) -> None:
-    end = time.monotonic() + limit
-    while not path.exists():
-        assert time.monotonic() < end, f"{path.name} does not come"
-        time.sleep(0.01)
-
-
 def _script(worker: Worker, args: Mapping[str, Any], uses: Sequence[Callable[..., Any]]) -> str:
     if isinstance(worker, str):
         return f"{PRELUDE}\n{textwrap.dedent(worker)}"
@@ -309,13 +344,13 @@ def _environment(folder: Path, env: Mapping[str, str]) -> dict[str, str]:
 
 @pytest.fixture
 def end_of() -> Callable[..., tuple[int, str, float]]:
-    """`end_of(*arguments, **variables)` runs `kvstore-server`: exit code, output, seconds (at most 20)."""
+    """`end_of(*arguments, **variables)` runs `kvstore-server`: exit code, output, seconds (at most `PATIENCE`)."""
 
     def run(*arguments: str, **variables: str) -> tuple[int, str, float]:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(("DMLC_", "KVSTORE_"))}
         began = time.monotonic()
         done = subprocess.run(
-            [sys.executable, "-m", "kvstore.server", *arguments], env={**inherited, **variables}, timeout=20,
+            [sys.executable, "-m", "kvstore.server", *arguments], env={**inherited, **variables}, timeout=PATIENCE,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
         )  # fmt: skip
         return done.returncode, done.stdout, time.monotonic() - began

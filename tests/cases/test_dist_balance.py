@@ -32,7 +32,7 @@ def balance() -> Any:
         status = None
         if kv.rank == 0:
             command = [sys.executable, "-m", "kvstore.server", "status", "--json", "--keys"]
-            status = json.loads(subprocess.run(command, check=True, capture_output=True, timeout=20).stdout)
+            status = json.loads(subprocess.run(command, check=True, capture_output=True, timeout=60).stdout)
         kv.barrier()
         stats = kv.stats()
         return {"servers": raw["servers"], "raw": sum(sizes.values()) * 4, "counted": stats["keys"]["counted"],

@@ -24,12 +24,12 @@ if TYPE_CHECKING:  # of the prelude that every worker's script begins with
     tell: Any = None
     wait_for: Any = None
 
-HEARTBEAT, DEAD_AFTER = 0.3, 1.5
+HEARTBEAT, DEAD_AFTER = 0.4, 3.0
 SOON = {
-    "KVSTORE_HEARTBEAT": str(HEARTBEAT), "KVSTORE_DEAD_AFTER": str(DEAD_AFTER), "KVSTORE_TIMEOUT": "10",
-    "KVSTORE_CHUNK_ELEMENTS": "64", "KVSTORE_KERNELS": "numpy",
+    "KVSTORE_HEARTBEAT": str(HEARTBEAT), "KVSTORE_DEAD_AFTER": str(DEAD_AFTER), "KVSTORE_TIMEOUT": "50",
+    "KVSTORE_CHUNK_ELEMENTS": "64",
 }  # fmt: skip
-SLACK = 1.5  # seconds that a busy machine may take
+SLACK = 10.0  # seconds that a busy machine may take; the exact bounds are shown on simulated time
 WITHIN = DEAD_AFTER + 2 * HEARTBEAT + SLACK
 
 
@@ -104,14 +104,14 @@ def test_r30_survivors_learn_who_died_from_heartbeats(by_hand: Any, role: str, r
     killed = time.time()
     started[role if role == "scheduler" else f"{role}{rank}"].kill()
     for worker in (0, 1):
-        assert started[f"worker{worker}"].wait(20) == 0
+        assert by_hand.ended(started[f"worker{worker}"]) == [0]
         check_survivor(by_hand.result(f"worker{worker}"), role, rank, killed, WITHIN)
     if role == "worker":
         assert by_hand.result("worker0")["save"] is None and by_hand.result("worker0")["saved"]
-        assert started["scheduler"].wait(20) == 0
-        assert [started[f"server{number}"].wait(20) for number in (0, 1)] == [0, 0]
-    for name in ("server0", "server1") if role == "scheduler" else ():
-        assert started[name].wait(20) == 1, "a server without a scheduler ends by itself"
+        assert by_hand.ended(started["scheduler"], started["server0"], started["server1"]) == [0, 0, 0]
+    if role == "scheduler":
+        servers = by_hand.ended(started["server0"], started["server1"])
+        assert servers == [1, 1], "a server without a scheduler ends by itself"
 
 
 # --- R31: workers with different numbers of batches ---------------------------------------------------------------
@@ -159,7 +159,7 @@ def watch_a_stopped_worker() -> Any:
     began = time.monotonic()
     error = caught(kv.pushpull, "w", np.ones(4, np.float32))
     took = time.monotonic() - began
-    dead = [kv.num_dead_node("worker"), kv.num_dead_node(timeout=0.5)]
+    dead = [kv.num_dead_node("worker"), kv.num_dead_node(timeout=3.0)]  # that of KVSTORE_DEAD_AFTER
     tell("declared")
     wait_for("told")  # the job goes on until then
     return [error, took, *dead]
@@ -171,13 +171,13 @@ def test_r35_a_stopped_worker_is_declared_dead_and_told_when_it_goes_on(by_hand:
     workers = [by_hand.worker(f"worker{rank}", watch_a_stopped_worker, DMLC_WORKER_ID=str(rank)) for rank in range(2)]
     by_hand.wait_for("pid0", "pid1")
     workers[1].send_signal(signal.SIGSTOP)
-    (by_hand.folder / "stopped").touch()
+    by_hand.tell("stopped")
     by_hand.wait_for("declared")
     workers[1].send_signal(signal.SIGCONT)
-    assert [worker.wait(20) for worker in workers] == [0, 0]
+    assert by_hand.ended(*workers) == [0, 0]
     (name, text, facts), took, dead, silent = by_hand.result("worker0")
     assert name == "PeerLostError" and facts["rank"] == 1 and "worker 1" in text
-    assert DEAD_AFTER - HEARTBEAT <= took <= WITHIN and facts["age"] >= DEAD_AFTER
+    assert took <= WITHIN and DEAD_AFTER <= facts["age"] <= WITHIN
     assert dead == 1 and silent == 1
     (name, text, facts), _ = by_hand.result("worker1")
     assert name == "PeerLostError" and facts["rank"] == 1 and "you were removed from the job" in text
@@ -193,7 +193,7 @@ class Slow(Optimizer):
         return {}
 
     def update(self, key, shape, offset, value, grad, state, step):
-        ctypes.PyDLL(None).usleep(2_500_000)  # holds Python's lock
+        ctypes.PyDLL(None).usleep(4_500_000)  # holds Python's lock
         return value + grad
 """
 
@@ -206,22 +206,25 @@ def work_without_the_store() -> Any:
     kv = kvstore.create("dist_sync")
     kv.init("w", np.zeros(4, np.float32))
     kv.set_optimizer("slow")
-    kv.barrier()
-    end = time.monotonic() + 2.5
-    if kv.rank == 0:
+    ones = np.ones(4, np.float32)
+    if kv.rank == 1:
+        kv.push_async("w", ones).wait()  # its part of the round is at the server
+        tell("pushed")
+        ctypes.PyDLL(None).usleep(4_500_000)  # a long call into C that holds Python's lock
+    else:
+        wait_for("pushed")
+        kv.push("w", ones)  # which begins the update
+        end = time.monotonic() + 4.5
         while time.monotonic() < end:  # a long computation in Python
             sum(range(1000))
-    else:
-        ctypes.PyDLL(None).usleep(2_500_000)  # a long call into C that holds Python's lock
-    kv.barrier()
     dead = [kv.num_dead_node()]
-    value = kv.pushpull("w", np.ones(4, np.float32))
+    value = kv.pull("w")
     kv.barrier()
     return [value.tolist(), *dead, kv.num_dead_node()]
 
 
 def test_r35_busy_workers_and_servers_are_not_declared_dead(run_job: Any) -> None:
-    """Longer than KVSTORE_DEAD_AFTER: computing in Python, holding Python's lock, and a server within an update."""
-    env = {**SOON, "KVSTORE_HEARTBEAT": "0.2", "KVSTORE_DEAD_AFTER": "1"}
+    """Twice KVSTORE_DEAD_AFTER: computing in Python, holding Python's lock, and a server within an update; at once."""
+    env = {**SOON, "KVSTORE_HEARTBEAT": "0.25", "KVSTORE_DEAD_AFTER": "2"}
     result = run_job(work_without_the_store, workers=2, servers=1, env=env, modules={"slow": SLOW_RULE})
     assert result.ok() == [[[2.0] * 4, 0, 0]] * 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import socket
 import threading
 import time
@@ -20,8 +21,10 @@ if TYPE_CHECKING:  # of the prelude that every worker's script begins with
     tell: Any = None
     wait_for: Any = None
 
-ENV = {"KVSTORE_KERNELS": "numpy", "KVSTORE_TRANSPORT": "tcp", "KVSTORE_TIMEOUT": "15"}
+ENV = {"KVSTORE_TRANSPORT": "tcp", "KVSTORE_TIMEOUT": "50"}
 HOST_NAME = socket.gethostname()
+SOON = 25.0
+"""Seconds, on a busy machine, for what does not wait for any timeout."""
 
 
 def train() -> Any:
@@ -37,10 +40,16 @@ def train() -> Any:
         return [float(value.min()), [process.endpoint for process in processes if process.role == "server"]]
 
 
-def free_port(host: str = "127.0.0.1") -> int:
-    with socket.create_server((host, 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
+def free_ports(count: int) -> range:
+    """Ports in a row that are free, below those that systems give away themselves."""
+    for _ in range(100):
+        first = random.randrange(20_000, 30_000)
+        ports = range(first, first + count)
+        with contextlib.suppress(OSError), contextlib.ExitStack() as taken:
+            for port in ports:
+                taken.enter_context(socket.create_server(("127.0.0.1", port)))
+            return ports
+    raise AssertionError("no free ports")
 
 
 def listening(processes: list[psutil.Process]) -> set[tuple[str, int]]:
@@ -56,7 +65,7 @@ def listening(processes: list[psutil.Process]) -> set[tuple[str, int]]:
 # --- R42: bind and advertise --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("host", ["localhost", HOST_NAME, "127.0.0.1", "[::1]"])
+@pytest.mark.parametrize("host", ["localhost", HOST_NAME, "[::1]"])  # and by address in all other tests
 def test_r42_the_scheduler_may_be_named_in_every_way(run_job: Any, host: str) -> None:
     result = run_job(train, workers=1, servers=1, env=ENV, options=["--host", host])
     [[value, [endpoint]]] = result.ok()
@@ -67,8 +76,8 @@ def test_r42_the_scheduler_may_be_named_in_every_way(run_job: Any, host: str) ->
 
 
 @contextlib.contextmanager
-def forwarder(listen: tuple[str, int], to: tuple[str, int]) -> Iterator[None]:
-    """Passes connections on, as a cluster's virtual address does."""
+def forwarder(host: str, to: tuple[str, int]) -> Iterator[int]:
+    """Passes connections on, as a cluster's virtual address does. Yields its port."""
 
     def copy(source: socket.socket, target: socket.socket) -> None:
         with contextlib.suppress(OSError):
@@ -89,10 +98,10 @@ def forwarder(listen: tuple[str, int], to: tuple[str, int]) -> Iterator[None]:
                     threads.append(copier)
 
     opened: list[socket.socket] = []
-    with socket.create_server(listen) as listener:
+    with socket.create_server((host, 0)) as listener:
         threads = [threading.Thread(target=accept)]
         threads[0].start()
-        yield
+        yield listener.getsockname()[1]
         listener.shutdown(socket.SHUT_RDWR)
         threads[0].join(5.0)
     for end in opened:
@@ -105,14 +114,14 @@ def forwarder(listen: tuple[str, int], to: tuple[str, int]) -> Iterator[None]:
 
 
 def test_r42_a_virtual_address_works_with_the_bind_option(by_hand: Any) -> None:
-    port, virtual = free_port(), "127.0.0.77"
-    env = {**ENV, "DMLC_PS_ROOT_URI": virtual}
-    by_hand.scheduler(1, 1, "--host", "127.0.0.1", "--root-port", str(port), env=env)
-    with forwarder((virtual, port), ("127.0.0.1", port)):
+    virtual = "127.0.0.77"
+    by_hand.scheduler(1, 1, "--host", "127.0.0.1", env={**ENV, "DMLC_PS_ROOT_URI": virtual})
+    with forwarder(virtual, ("127.0.0.1", int(by_hand.environment["DMLC_PS_ROOT_PORT"]))) as port:
+        by_hand.environment["DMLC_PS_ROOT_PORT"] = str(port)
         server = by_hand.server(0)
         worker = by_hand.worker("worker", train, DMLC_WORKER_ID="0")
-        assert worker.wait(20) == 0, (by_hand.folder / "worker.output").read_text()
-        assert server.wait(20) == 0
+        assert by_hand.ended(worker) == [0], (by_hand.folder / "worker.output").read_text()
+        assert by_hand.ended(server) == [0]
     assert by_hand.result("worker")[0] == 1.0
 
 
@@ -140,7 +149,7 @@ def test_r43_the_interface_and_the_node_host_decide_what_is_announced(run_job: A
 def test_r43_an_interface_that_does_not_exist_lists_those_that_do(run_job: Any) -> None:
     began = time.monotonic()
     result = run_job(train, workers=1, servers=1, env=ENV, options=["--interface", "nope7", "--grace", "0.5"])
-    assert result.code not in (0, None) and time.monotonic() - began < 10
+    assert result.code not in (0, None) and time.monotonic() - began < SOON
     assert "'nope7' (DMLC_INTERFACE) does not exist" in result.output and "lo (127.0.0.1" in result.output
     assert "Traceback" not in result.output
 
@@ -153,7 +162,7 @@ def test_r44_an_occupied_port_is_named_and_nothing_is_left(run_job: Any) -> None
         port = taken.getsockname()[1]
         began = time.monotonic()
         result = run_job(train, workers=1, servers=1, env=ENV, options=["--port", str(port)])
-    assert result.code not in (0, None) and time.monotonic() - began < 5
+    assert result.code not in (0, None) and time.monotonic() - began < SOON
     assert str(port) in result.output and "in use" in result.output.lower() and "Traceback" not in result.output
 
 
@@ -168,9 +177,7 @@ def hold() -> Any:
 
 
 def test_r44_two_jobs_at_once_with_fixed_and_with_free_ports(run_job: Any) -> None:
-    root = free_port()
-    first = free_port()
-    ports = range(first, first + 20)
+    root, *ports = free_ports(21)
     options = ["--port", str(root), "--server-env", f"KVSTORE_PORT={ports[0]}-{ports[-1]}"]
     with (
         run_job.start(hold, workers=1, servers=2, env=ENV, options=options) as fixed,
@@ -190,18 +197,6 @@ def test_r44_two_jobs_at_once_with_fixed_and_with_free_ports(run_job: Any) -> No
 def test_r44_a_server_says_which_ports_are_taken(end_of: Callable[..., tuple[int, str, float]]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        arguments = [
-            "server",
-            "-n",
-            "1",
-            "-s",
-            "1",
-            "--root-uri",
-            "127.0.0.1",
-            "--root-port",
-            "9",
-            "--transport",
-            "tcp",
-        ]
-        code, output, seconds = end_of(*arguments, "--port", port)
-    assert code == 2 and port in output and seconds < 5 and "Traceback" not in output
+        job = ("-n", "1", "-s", "1", "--root-uri", "127.0.0.1", "--root-port", "9", "--transport", "tcp")
+        code, output, seconds = end_of("server", *job, "--port", port)
+    assert code == 2 and port in output and seconds < SOON and "Traceback" not in output
