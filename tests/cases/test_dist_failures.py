@@ -83,7 +83,9 @@ def check_survivor(found: Any, role: str, rank: int, killed: float, within: floa
 
 @pytest.mark.parametrize(("role", "rank"), [("worker", 2), ("server", 1), ("scheduler", 0)])
 def test_r30_survivors_learn_who_died_under_the_launcher(run_job: Any, role: str, rank: int) -> None:
-    with run_job.start(train_until_error, workers=3, servers=2, env=SOON) as job:
+    # Workers and servers: long before their silence tells, because the launcher has seen them end.
+    env = SOON if role == "scheduler" else {**SOON, "KVSTORE_DEAD_AFTER": "40"}
+    with run_job.start(train_until_error, workers=3, servers=2, env=env) as job:
         for worker in range(3):
             job.wait_for(f"five{worker}")
         killed = time.time()
