@@ -22,7 +22,7 @@ from kvstore.compression.policy import RAW, CompressionPolicy
 from kvstore.config import Config
 from kvstore.dist_assign import assign, declare
 from kvstore.dist_exchange import finisher, pull_parts, push_parts, pushed_bytes
-from kvstore.dist_key import Destination, DistKey, listed
+from kvstore.dist_key import Destination, DistKey, avoid_overlap, listed
 from kvstore.dist_link import Link
 from kvstore.dist_settings import JobSettings
 from kvstore.dist_state import DistState
@@ -187,6 +187,8 @@ class DistStore(KVStore):
                 self._settings.check_optimizer(what)
             self._link.check_room()
             prepared = self._prepared(keys, [arrays for _, arrays in pairs])
+            if destinations is not None:
+                avoid_overlap(destinations, [one.flat for one in prepared])
             finish = finisher(key, out, keys, given, destinations) if destinations is not None else None
             count = sum(len(one.chunks) for one in keys) * (2 if pull else 1)
             operation, handle = self._link.begin(f"{what} of {listed(keys)}", count, finish)
@@ -227,6 +229,7 @@ class DistStore(KVStore):
         """See `KVStore`. Rank 0's call installs it on the servers; other ranks' calls wait for that and compare."""
         spec = make_spec(optimizer, **params)
         with self._opened():
+            self._link.flush()
             self._settings.set_optimizer(spec)
 
     def set_learning_rate(
@@ -365,6 +368,7 @@ class DistStore(KVStore):
         if old is None:
             return new
         new.epoch, new.round, new.counters = old.epoch + 1, old.round, old.counters
+        new.encoder.earlier = old.encoder.earlier
         return new
 
     def _assign(self, keys: Sequence[DistKey], pairs: Sequence[tuple[Key, Any]]) -> None:

@@ -102,6 +102,13 @@ class Destination:
         self.flat = self._direct if self._direct is not None else np.empty(key.elements, key.dtype)
         self._bytes = self.flat.view(np.uint8)
 
+    def detach(self) -> None:
+        """Pull into an array of our own first."""
+        if self._direct is not None:
+            self._direct = None
+            self.flat = np.empty(self._key.elements, self._key.dtype)
+            self._bytes = self.flat.view(np.uint8)
+
     def chunk(self, chunk: int) -> NDArray:
         """The bytes of one chunk."""
         part, size = self._key.part(chunk), self._key.dtype.itemsize
@@ -120,9 +127,32 @@ class Destination:
         return like(key.template, self.flat)
 
 
+def avoid_overlap(destinations: Sequence[Destination], values: Sequence[Any]) -> None:
+    """Let no pulled chunk be written where another value of the same call still has to be read.
+
+    The value of the same key in the very same memory is no trouble: a chunk is pulled after it was pushed.
+    """
+    spans = [(*_span(value), False, number) for number, value in enumerate(values) if isinstance(value, np.ndarray)]
+    spans += [(*_span(one.flat), True, number) for number, one in enumerate(destinations)]
+    spans.sort()
+    active: list[tuple[int, int, bool, int]] = []
+    for span in spans:
+        active = [other for other in active if other[1] > span[0]]
+        for other in active:
+            same = other[:2] == span[:2] and other[3] == span[3]
+            if other[2] != span[2] and not same:
+                destinations[other[3] if other[2] else span[3]].detach()
+        active.append(span)
+
+
+def _span(flat: NDArray) -> tuple[int, int]:
+    start = int(flat.__array_interface__["data"][0])
+    return start, start + int(flat.nbytes)
+
+
 def _memory_of(out: Any, key: DistKey) -> NDArray | None:
     """A flat view of a host array's own memory, None where that has no such view."""
-    if not isinstance(out, np.ndarray):
+    if type(out) is not np.ndarray:  # a matrix keeps two dimensions whatever one does
         return None
     usable = out.flags.c_contiguous and out.flags.aligned and out.dtype.isnative
     return out.reshape(-1) if usable else None

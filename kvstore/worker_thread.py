@@ -14,7 +14,7 @@ from kvstore.addresses import scheduler_endpoint
 from kvstore.config import Config
 from kvstore.errors import ClosedError, JoinError, KVStoreError, OperationTimeoutError
 from kvstore.loop import Loop
-from kvstore.machine import Action
+from kvstore.machine import Action, server_address
 from kvstore.member import Member, MemberState
 from kvstore.messages import Role
 from kvstore.operation import Operation, Part, abandon
@@ -150,6 +150,10 @@ class WorkerThread:
         while self._tasks:
             self._tasks.popleft()[1](error)
         if self._transport is not None:
+            # Pushes are acknowledged by now. ZeroMQ may abort the process while it waits on a connection that goes on
+            # receiving, and closes it: only the scheduler's, which carries nothing large, gets the time to flush.
+            for server in range(self._config.num_servers):
+                self._transport.disconnect(server_address(server))
             self._transport.close(flush=FLUSH if self.machine.error is None else 0.0)  # else nobody listens
         self._changed.set()
 

@@ -157,6 +157,11 @@ class ZmqTransport:
         with contextlib.suppress(OSError):  # just closed by its owner; or full, which wakes just as well
             self._wake_in.send(b"w")
 
+    def disconnect(self, name: str) -> None:
+        """Drop the connection to a name, and what is queued for it."""
+        if name in self._dealers:
+            self._drop(name)
+
     def close(self, flush: float = 0.0) -> None:
         """Close; queued messages get `flush` seconds to leave. Does nothing the second time and in a forked child."""
         if self._closed or self._forks != _forks:

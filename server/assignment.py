@@ -26,6 +26,8 @@ def check_assignment(
         ProtocolError, ArrayError: shape, chunk and bytes do not fit each other. ConfigError: it should be whole.
         KeyExistsError: an init of a key that has been overwritten since.
     """
+    if entry.epoch < 1:
+        raise ProtocolError(f"key {entry.key!r}: epoch {entry.epoch}, the first assignment has 1", key=entry.key)
     dtype = named_dtype(entry.dtype, entry.key)
     elements = math.prod(entry.shape)
     if elements > MAX_ELEMENTS:

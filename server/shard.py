@@ -286,6 +286,8 @@ class Shard:
             if (obstacle := self._updates.obstacle(stored, chunk, self._gone)) is not None:
                 raise obstacle
             return False
+        if stored is not None and entry.epoch < stored.latest_epoch:
+            return True  # overtaken by a later assignment of the key
         dtype = named_dtype(entry.dtype, entry.key)
         if stored is None or (stored.shape, stored.dtype) != (entry.shape, dtype):
             stored = self._keys[entry.key] = new_key(entry, self._chunk_elements, self._num_servers)
@@ -335,12 +337,16 @@ class Shard:
 
     def _set_optimizer(self, sender: str, message: SetOptimizer, now: float) -> None:
         def attempt() -> bool:
+            if message.rank == 0 and any(stored.awaits(0) for stored in self._keys.values()):
+                return False  # what rank 0 pushed before its call belongs to the optimizer before
             if not self._turns.offer(message.rank, message.turn, message.spec, self._keys):
                 return self._fail_without(0, sender, message.sequence, "called set_optimizer")
             self._out.add(Send(sender, Ack(sequences=[message.sequence])))
             return True
 
         def explain() -> KVStoreError:
+            if message.rank == 0:
+                return OperationTimeoutError("set_optimizer: earlier rounds of rank 0 did not complete", rank=0)
             return OperationTimeoutError(f"rank 0 has not called set_optimizer for the {message.turn}. time")
 
         self._wait_for(sender, message.sequence, now + message.timeout, attempt, explain)

@@ -94,6 +94,10 @@ class StoredKey:
         """Have all chunks that belong here been assigned?"""
         return len(self.chunks) == self.expected
 
+    def awaits(self, rank: int) -> bool:
+        """Is there a round that has this rank's push, and lacks others'?"""
+        return any(rank in one.aggregate for chunk in self.chunks.values() for one in chunk.open.values())
+
     @property
     def epoch(self) -> int:
         """Assignments that every chunk here has seen."""
@@ -128,6 +132,11 @@ class StoredKey:
         for (number, rank), sums in self.sums.items():
             assert len(sums) < self.expected, "a complete sum is not applied"
             assert all(number == self.chunks[index].done(rank) + 1 for index in sums), "a sum of another round waits"
+
+    @property
+    def latest_epoch(self) -> int:
+        """The latest assignment of any of its chunks."""
+        return max((chunk.epoch for chunk in self.chunks.values()), default=0)
 
     @property
     def spread(self) -> bool:

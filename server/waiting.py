@@ -28,21 +28,21 @@ class Waiter:
 class Waiting:
     """Waiters by what may end their wait: a chunk, a key, or any other subject."""
 
-    _by_subject: dict[object, list[Waiter]] = field(default_factory=dict)
+    _by_subject: dict[object, dict[object, Waiter]] = field(default_factory=dict)
 
     def add(self, subject: object, waiter: Waiter) -> None:
         """Keep a waiter unless the same request already waits (it was sent again): then the later one replaces it."""
-        others = self._by_subject.setdefault(subject, [])
+        others = self._by_subject.setdefault(subject, {})
         same = (waiter.sender, waiter.sequence, waiter.entry)
-        others[:] = [other for other in others if (other.sender, other.sequence, other.entry) != same]
-        others.append(waiter)
+        others.pop(same, None)
+        others[same] = waiter
 
     def retry(self, subject: object) -> None:
         """Something about the subject changed: let its waiters try again, in order of arrival."""
-        waiters = self._by_subject.pop(subject, [])
-        left = [waiter for waiter in waiters if not waiter.retry()]
+        waiters = self._by_subject.pop(subject, {})
+        left = {same: waiter for same, waiter in waiters.items() if not waiter.retry()}
         if left:
-            self._by_subject[subject] = left + self._by_subject.get(subject, [])
+            self._by_subject[subject] = left | self._by_subject.get(subject, {})
 
     def retry_all(self) -> None:
         """Something about the job changed."""
@@ -52,8 +52,8 @@ class Waiting:
     def expire(self, now: float) -> Iterator[tuple[Waiter, KVStoreError]]:
         """Remove and yield waiters whose deadline has passed, each with the reason."""
         for subject, waiters in list(self._by_subject.items()):
-            for waiter in [waiter for waiter in waiters if waiter.deadline <= now]:
-                waiters.remove(waiter)
+            for same in [same for same, waiter in waiters.items() if waiter.deadline <= now]:
+                waiter = waiters.pop(same)
                 yield waiter, waiter.explain()
             if not waiters:
                 self._by_subject.pop(subject, None)

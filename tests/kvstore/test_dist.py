@@ -307,3 +307,50 @@ def test_saving_waits_for_all_ranks(make_job: MakeJob, tmp_path: Path) -> None:
     for _ in range(5):
         job.parallel(work)
         assert len(np.unique(read_checkpoint(tmp_path / "file").values["w"])) == 1
+
+
+def test_outs_that_share_memory_with_other_values_of_the_call(make_job: MakeJob) -> None:
+    store = make_job(1, 2, chunk_elements=64, credit_bytes=1024, message_bytes=1024).stores[0]
+    store.init(["a", "b", "c"], [np.zeros(5000, np.float32)] * 3)
+    x, y = np.full(5000, 1, np.float32), np.full(5000, 10, np.float32)
+    store.pushpull(["a", "b"], [x, y], out=[y, x])
+    assert (y == 1).all() and (x == 10).all()
+    buffer = np.arange(7000, dtype=np.float32)
+    store.pushpull("c", buffer[:5000], out=buffer[2000:])
+    np.testing.assert_array_equal(buffer[2000:], np.arange(5000))
+    kind = np.zeros(5000, np.float32).view(np.recarray)
+    assert (store.pull("c", out=kind) == np.arange(5000)).all(), "a subclass need not behave like an array"
+
+
+def test_what_was_pushed_before_belongs_to_the_optimizer_before(make_job: MakeJob) -> None:
+    job = make_job(2)
+    job.parallel(lambda store: store.init("w", np.full(2, 100, np.float32)))
+
+    def work(store: DistStore) -> Any:
+        store.push("w", np.ones(2, np.float32))
+        store.set_optimizer("test", rescale_grad=1.0)
+        first = store.pull("w")
+        return first, store.pushpull("w", np.ones(2, np.float32))
+
+    for first, second in job.parallel(work):
+        np.testing.assert_array_equal(first, [2.0, 2.0])
+        np.testing.assert_array_equal(second, [4.0, 4.0])
+
+
+def test_asynchronous_pushes_are_complete_at_barrier_and_close(make_job: MakeJob) -> None:
+    job = make_job(2, store="dist_async", chunk_elements=64, credit_bytes=1024, message_bytes=1024)
+    job.parallel(lambda store: store.set_optimizer("test", rescale_grad=1.0))
+    job.parallel(lambda store: store.init("w", np.zeros(5000, np.float32)))
+
+    def work(store: DistStore) -> Any:
+        if store.rank == 0:
+            store.push_async("w", np.ones(5000, np.float32))
+        store.barrier()
+        return store.pull("w")
+
+    for values in job.parallel(work):
+        np.testing.assert_array_equal(values, np.ones(5000))
+    handle = job.stores[0].push_async("w", np.ones(5000, np.float32))
+    job.stores[0].close()
+    handle.wait(0)
+    np.testing.assert_array_equal(job.stores[1].pull("w"), np.full(5000, 2.0))

@@ -392,13 +392,3 @@ def test_batch_of_an_operation_that_has_ended_is_given_up() -> None:
     harness.session.fail_all(LOST)
     assert harness.session.submit(harness.operations["push"], [push("a", 1, 100, chunk=1)], 0.0) == []
     assert harness.released == [8, 100]
-
-
-def test_operation_keeps_its_first_error_and_ends_once() -> None:
-    ended: list[Operation] = []
-    operation = Operation("x", 1.0, 2, on_done=ended.append)
-    operation.fail(LOST)
-    operation.fail(ProtocolError("later"))
-    operation.part_done()
-    operation.part_done()
-    assert (operation.error, ended) == (LOST, [operation])

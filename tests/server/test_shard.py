@@ -347,3 +347,12 @@ def test_pushes_that_came_early_survive_a_broadcast(w: Any) -> None:
     w.assign("asynchronous", f(10, 10), sync=False, epoch=2)
     w.push(1, "asynchronous", 1, f(1, 1))
     assert w.pull(1, "asynchronous", 2, epoch=2) == ["w1 asynchronous@2 [13.0, 13.0]"]
+
+
+def test_a_stale_assignment_does_not_destroy_a_key(w: Any) -> None:
+    w.assign("w", np.zeros(100, np.float32), epoch=2)
+    w.assign("w", np.zeros(100, np.float32), epoch=2, chunk=1)
+    w.assign("w", np.zeros(200, np.float32), epoch=1, chunk=2)
+    assert w.pull(0, "w", 0, epoch=2)[0].startswith("w0 w@0 [0.0, 0.0")
+    with pytest.raises(ProtocolError, match="epoch 0"):
+        w.assign("w", f(1, 1), epoch=0)
