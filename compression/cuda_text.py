@@ -17,10 +17,13 @@ KERNELS = {
     "decode2": "twobit",
     "decode2_add_many": "twobit",
     "dither16": "dither",
+    "qsgd_norms": "qsgd",
+    "qsgd_levels": "qsgd",
+    "qsgd_dequantise": "qsgd",
 }
 """Each kernel and the file it stands in."""
 
-NEEDS = {"dither": ("philox",)}
+NEEDS = {"dither": ("philox",), "qsgd": ("philox",)}
 """Texts that stand in front of another: they hold device functions only, and are compiled with each file anew."""
 
 

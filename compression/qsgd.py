@@ -46,6 +46,7 @@ from kvstore.compression.philox import dither_key
 from kvstore.errors import PayloadError
 
 _MOST_BUCKET = 2**31
+_TINY = np.finfo(np.float32).smallest_subnormal
 
 
 class Norm(StrEnum):
@@ -157,7 +158,8 @@ class Qsgd:
                 coding = least_bits(sizes, pairs, lambda: codings.sparse_bits(levels, self.d, self.s), self.s)
             data, bits = codings.encode(coding, levels, self.d, self.s)
         if self.scaled:
-            norms = (norms / (1 + self.omega(ctx.n))).astype(np.float32)
+            smaller = (norms / (1 + self.omega(ctx.n))).astype(np.float32)
+            norms = np.where(norms > 0, np.maximum(smaller, _TINY), norms)  # 0 would say that there are no codes
         meta = {"levels": self.s, "bucket_size": self.d, "coding": int(coding), "bits": bits}
         return Payload(np.concatenate([norms.astype("<f4", copy=False).view(np.uint8), data]), meta), state
 
