@@ -34,6 +34,7 @@ class CompressionType(StrEnum):
     NONE = "none"
     TWO_BIT = "2bit"
     QSGD = "qsgd"
+    TOPSUM = "topsum"
 
 
 class OnNonFinite(StrEnum):

@@ -62,7 +62,7 @@ def decode(coding: Coding, data: Bytes, bits: int, m: int, d: int, s: int) -> Le
     Raises:
         BrokenCodeError: the bits are not exactly those of m levels up to s.
     """
-    reader = _Reader(data, bits)
+    reader = Reader(data, bits)
     if coding == Coding.ELIAS_SPARSE:
         levels = np.zeros(m, np.int16)
         for start in range(0, m, d):
@@ -71,8 +71,7 @@ def decode(coding: Coding, data: Bytes, bits: int, m: int, d: int, s: int) -> Le
         levels = _read_huffman(reader, m, s)
     else:
         levels = np.array([_read_level(reader, coding, s) for _ in range(m)], np.int16)
-    if reader.at != bits:
-        raise BrokenCodeError(f"{bits - reader.at} bits are left over")
+    reader.end()
     return levels
 
 
@@ -102,7 +101,7 @@ def _parts(pairs: list[int]) -> list[list[int]]:
     return [pairs[start : start + quarter] for start in range(0, len(pairs), quarter)]
 
 
-class _Reader:
+class Reader:
     """Bits from left to right, never beyond the budget."""
 
     def __init__(self, data: Bytes, bits: int) -> None:
@@ -111,12 +110,19 @@ class _Reader:
         self.at = 0
 
     def take(self, count: int) -> int:
+        """The next bits as a number."""
         if self.at + count > self.bits:
             raise BrokenCodeError("a codeword runs over the end of the bits")
         self.at += count
         return int(self.text[self.at - count : self.at] or "0", 2)
 
+    def end(self) -> None:
+        """Nothing may be left over."""
+        if self.at != self.bits:
+            raise BrokenCodeError(f"{self.bits - self.at} bits are left over")
+
     def omega(self, most: int) -> int:
+        """A number from 1 to `most`."""
         k = 1
         while self.take(1):
             if k > 31:
@@ -127,7 +133,7 @@ class _Reader:
         return k
 
 
-def _read_level(reader: _Reader, coding: Coding, s: int) -> int:
+def _read_level(reader: Reader, coding: Coding, s: int) -> int:
     sign, size = 0, 0
     if coding in (Coding.FIXED, Coding.ELIAS_DENSE):
         sign = reader.take(1)
@@ -147,7 +153,7 @@ def _read_level(reader: _Reader, coding: Coding, s: int) -> int:
     return -size if sign else size
 
 
-def _read_sparse(reader: _Reader, bucket: Levels, s: int) -> None:
+def _read_sparse(reader: Reader, bucket: Levels, s: int) -> None:
     place = -1
     for _ in range(reader.omega(bucket.size + 1) - 1):
         place += reader.omega(bucket.size - 1 - place)
@@ -156,7 +162,7 @@ def _read_sparse(reader: _Reader, bucket: Levels, s: int) -> None:
         bucket[place] = -size if sign else size
 
 
-def _read_huffman(reader: _Reader, m: int, s: int) -> Levels:
+def _read_huffman(reader: Reader, m: int, s: int) -> Levels:
     if not m:
         return np.zeros(0, np.int16)
     present = [reader.take(1) for _ in range(SYMBOLS)]
@@ -188,7 +194,7 @@ def _read_huffman(reader: _Reader, m: int, s: int) -> Levels:
     return levels
 
 
-def _read_pair(reader: _Reader, symbols: dict[str, int]) -> int:
+def _read_pair(reader: Reader, symbols: dict[str, int]) -> int:
     word = ""
     for _ in range(MOST_LENGTH):
         word += "1" if reader.take(1) else "0"
