@@ -14,7 +14,8 @@ from kvstore.config import Config
 from kvstore.create import STORES, create
 from kvstore.errors import KVStoreError
 from kvstore.handle import Handle
+from kvstore.qsvrg import QSVRG
 from kvstore.store import KVStore
 
 __version__ = "0.1.0"
-__all__ = ["STORES", "Config", "Handle", "KVStore", "KVStoreError", "__version__", "create"]
+__all__ = ["QSVRG", "STORES", "Config", "Handle", "KVStore", "KVStoreError", "__version__", "create"]

@@ -271,6 +271,11 @@ class DistStore(KVStore):
             self._link.flush()
             self._settings.barrier()
 
+    @property
+    def chunk_elements(self) -> int:
+        """Elements per chunk: what is encoded at once."""
+        return self._config.chunk_elements
+
     def stats(self) -> dict[str, Any]:
         """See `KVStore`. Decoding happens on the servers: `decode_seconds` is 0 here."""
         return collect(list(self._keys.values()), self._config.num_servers)
