@@ -49,7 +49,9 @@ def put(out, at, word, count, code, length):  # type: ignore[no-untyped-def]
     if count >= 32:
         count -= 32
         x = uint32(word >> np.uint64(count))
-        x = uint32(uint32(uint32(x >> uint32(8)) & uint32(0x00FF00FF)) | uint32(uint32(x & uint32(0x00FF00FF)) << uint32(8)))
+        x = uint32(
+            uint32(uint32(x >> uint32(8)) & uint32(0x00FF00FF)) | uint32(uint32(x & uint32(0x00FF00FF)) << uint32(8))
+        )
         carray(_words_at(out + at), 1)[0] = uint32(uint32(x >> uint32(16)) | uint32(x << uint32(16)))
         at += 4
     return at, word, count

@@ -74,7 +74,7 @@ def _long_level(coding, word, s):  # type: ignore[no-untyped-def]
         size_bits = 0
         while s >> size_bits:
             size_bits += 1
-        size, used = np.int64((word << np.uint64(1)) >> np.uint64(64 - size_bits)), size_bits + 1
+        size, used = np.int64((word << np.uint64(1)) >> np.uint64(64 - size_bits)), np.int64(size_bits + 1)
         negative = word >> np.uint64(63)
     elif coding == _DENSE:
         size, used = omega_at(word << np.uint64(1))
@@ -84,11 +84,11 @@ def _long_level(coding, word, s):  # type: ignore[no-untyped-def]
         negative = (word << np.uint64(used)) >> np.uint64(63)
         size, used = size - 1, used + (size > 1)
     else:
-        size = 0
+        size = np.int64(0)
         while size <= s and (word << np.uint64(size)) >> np.uint64(63):
             size += 1
         negative = (word << np.uint64(size + 1)) >> np.uint64(63)
-        used = size + 1 + (size > 0)
+        used = np.int64(size + 1 + (size > 0))
     if size < 0 or size > s:
         return np.int64(0), np.int64(0)
     return (-size if negative else size), np.int64(used)
@@ -183,7 +183,7 @@ def _decode_sparse(data, bits, d, s, gaps, table, levels):  # type: ignore[no-un
         if held < 1 or held > n + 1:
             return 2
         place += used
-        i = start - 1
+        i = np.int64(start - 1)
         for _ in range(held - 1):
             if place > bits:
                 return 1

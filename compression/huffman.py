@@ -4,8 +4,8 @@ A level z with |z| <= 7 is the nibble z mod 16, any other is the nibble 8; the f
 an odd stream is filled up with a level 0. The stream holds, nothing at all where it has no levels:
 
 1. 256 bits: which bytes occur, byte 0 first; then 4 bits for each of them: the length of its codeword, 1 to 12
-2. the codewords of the pairs; from 1024 pairs on they form four parts of ceil(pairs / 4) pairs (the last may be smaller),
-   which a decoder reads at once, and the bits of the first three parts stand in front as 32-bit numbers
+2. the codewords of the pairs; from 1024 pairs on they form four parts of ceil(pairs / 4) pairs, the last
+   of fewer, which a decoder reads at once, and the bits of the first three parts stand in front as 32-bit numbers
 3. for each level of nibble 8, in order: the sign (1 is negative) and the omega code of |z| - 7
 
 Codewords are given out in the order of (length, byte), the first being zeros. The code is complete; a single byte has
@@ -88,4 +88,5 @@ def pairs_of(levels: NDArray[np.int16]) -> NDArray[np.uint8]:
     nibbles = np.where(np.abs(levels.astype(np.int32)) <= 7, levels & 15, 8).astype(np.uint8)
     if nibbles.size % 2:
         nibbles = np.append(nibbles, np.uint8(0))
-    return nibbles[::2] << 4 | nibbles[1::2]
+    pairs: NDArray[np.uint8] = (nibbles[::2] << np.uint8(4)) | nibbles[1::2]
+    return pairs

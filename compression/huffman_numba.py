@@ -7,8 +7,8 @@ from numpy.typing import NDArray
 
 from kvstore.compression.bits_numba import load, put_many
 from kvstore.compression.huffman import MOST_LENGTH, SPLIT, SYMBOLS
-from kvstore.compression.kernels_numba import _jit as jit
 from kvstore.compression.kernels_numba import _bytes_at, _words_at, carray, uint32
+from kvstore.compression.kernels_numba import _jit as jit
 
 MOST_SIZE = 7  # of a level in a nibble
 

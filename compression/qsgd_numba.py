@@ -216,9 +216,9 @@ def quantise_fixed(x: Floats, d: int, s: int, l2: bool, key: int, chunk: int) ->
     return norms, packed[: -(-m * bits // 8)], m * bits
 
 
-def _run(x: Floats, d: int, s: int, l2: bool, key: int, chunk: int, levels: Levels, packed: Bytes, bits: int) -> (
-    tuple[Floats, int]
-):
+def _run(
+    x: Floats, d: int, s: int, l2: bool, key: int, chunk: int, levels: Levels, packed: Bytes, bits: int
+) -> tuple[Floats, int]:
     x = _readable(x, _FLOAT)
     norms = np.empty(-(-x.size // d), np.float32)
     d = min(d, max(x.size, 1))

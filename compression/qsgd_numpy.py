@@ -4,8 +4,8 @@ Per bucket of d elements (the last may be shorter) with norm nu, in float32: a =
 the level is l, or l + 1 where the element's 16-bit number is below (a - l) * 65536, with the sign of x. Levels of
 buckets of norm 0 are left out. Decoded is nu * (level / s).
 
-The l2 norm is that of 16 sums in float64, element i of the bucket going to sum i mod 16, added up as 8 + 8, 4 + 4, 2 + 2,
-1 + 1; rounded to float32, at most its largest number.
+The l2 norm is that of 16 sums in float64, element i of the bucket going to sum i mod 16, added up as
+8 + 8, 4 + 4, 2 + 2, 1 + 1; rounded to float32, at most its largest number.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ mean; the next snapshot is the mean of x_1 .. x_T.
 How H is sent (`snapshot`):
 
 - exact: raw, one message per epoch.
-- diff: d_i = Q(grad h_i(y) - a_i) against a memory a_i of worker i, H = sum of a_i + d_i, then a_i += alpha d_i. The noise
-  vanishes with the steps (Mishchenko et al. 2019, DIANA), so the run converges to the optimum.
+- diff: d_i = Q(grad h_i(y) - a_i) against a memory a_i of worker i, H = sum of a_i + d_i, then a_i += alpha d_i. The
+  noise vanishes with the steps (Mishchenko et al. 2019, DIANA), so the run converges to the optimum.
 - paper: Q(grad h_i(y)) as the paper has it. The noise of H does not vanish at the optimum, as single workers' gradients
   do not: the run stops improving at a relative gap of 1e-4 to 6e-2, and a warning says so.
 """
@@ -37,7 +37,9 @@ Values: TypeAlias = dict[str, NDArray[Any]]
 """One array per parameter, float32 or float64."""
 
 FullGradient: TypeAlias = Callable[[Values], Mapping[str, NDArray[Any]]]
-SampleGradient: TypeAlias = Callable[[Values, Values, int], tuple[Mapping[str, NDArray[Any]], Mapping[str, NDArray[Any]]]]
+SampleGradient: TypeAlias = Callable[
+    [Values, Values, int], tuple[Mapping[str, NDArray[Any]], Mapping[str, NDArray[Any]]]
+]
 
 _SCALARS = "qsvrg"  # the key of what is summed exactly
 _E = TypeVar("_E", bound=StrEnum)

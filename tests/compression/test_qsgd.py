@@ -87,7 +87,7 @@ def test_bits_of_buckets(gaussian: Any) -> None:
 
 
 def test_unbiased_and_variance(rng: np.random.Generator) -> None:
-    """20,000 quantisations: the mean is within 4.5 sigma of each coordinate (64 of them), the variance below its bound."""
+    """20,000 quantisations: the mean is within 4.5 sigma of each of 64 coordinates, the variance below its bound."""
     x = rng.standard_normal(64).astype(np.float32)
     for codec, bound in ((whole(64, 8), 1.0), (Qsgd(QsgdParams(levels=3, bucket_size=64)), 64 / 36)):
         n = 20_000

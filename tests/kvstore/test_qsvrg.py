@@ -85,7 +85,7 @@ def gaps(make_job: Callable[..., Any], name: str, snapshot: str, epochs: int = E
                 objective=own.objective,
                 **settings,
             )
-        return [epoch.objective for epoch in run.epochs(epochs + 1)]
+        return [epoch.objective or 0.0 for epoch in run.epochs(epochs + 1)]
 
     results = make_job(WORKERS).parallel(work)
     assert results[0] == results[1] == results[2]
