@@ -21,6 +21,7 @@ from kvstore.compression.codings import (
     encoder_table,
     most_bits,
     omega_codes,
+    omega_length,
     omega_table,
 )
 from kvstore.compression.huffman import SPLIT, table_bits
@@ -299,16 +300,21 @@ def encode(coding: Coding, levels: Levels, d: int, s: int) -> tuple[Bytes, int]:
     """See `codings_numpy.encode`."""
     if not levels.size:
         return np.zeros(0, np.uint8), 0
-    out = np.empty(most_bits(coding, levels.size, s) // 8 + PAD, np.uint8)
     if coding == Coding.HUFFMAN:
         pairs = np.empty((levels.size + 1) // 2, np.uint8)
         make_pairs(levels, pairs)
         counts = count_pairs(pairs)
         lengths = lengths_of(counts.sum(axis=0))
         table = code_table(lengths)
-        bits = _encode_huffman(levels, pairs, counts, table, lengths, s > MOST_SIZE, _address(out))
+        square = counts.sum(axis=0).reshape(16, 16)
+        escaped = int(square[8].sum() + square[:, 8].sum())
+        most = table_bits(lengths.tolist()) + 96 + int(square.reshape(-1) @ lengths)
+        most += escaped * (1 + omega_length(max(s - MOST_SIZE, 1)))
+        out = np.empty(most // 8 + PAD, np.uint8)
+        bits = _encode_huffman(levels, pairs, counts, table, lengths, escaped > 0, _address(out))
     else:
         codes, sizes = encoder_table(coding, s)
+        out = np.empty(most_bits(coding, levels.size, s) // 8 + PAD, np.uint8)
         if coding == Coding.ELIAS_SPARSE:
             bits = _encode_sparse(levels, d, s, codes, sizes, *omega_codes(), _address(out))
         else:

@@ -146,20 +146,20 @@ def lookup_table(data, bits, s, lengths, table):  # type: ignore[no-untyped-def]
     """
     if bits < SYMBOLS:
         return np.int64(-1)
-    place, total, used = np.int64(SYMBOLS), 0, 0
+    place, total, used = np.int64(SYMBOLS), np.int64(0), 0
     for symbol in range(SYMBOLS):
         if load(data, symbol) >> np.uint64(63):
             if place + 4 > bits:
                 return np.int64(-1)
-            length = np.int64(load(data, place) >> np.uint64(60))
+            own = np.int64(load(data, place) >> np.uint64(60))
             place += 4
-            if length < 1 or length > MOST_LENGTH:
+            if own < 1 or own > MOST_LENGTH:
                 return np.int64(-3)
             high, low = symbol >> 4, symbol & 15
             if min(high, 16 - high) > s or min(low, 16 - low) > s:
                 return np.int64(-2)
-            lengths[symbol] = length
-            total += 1 << (MOST_LENGTH - length)
+            lengths[symbol] = own
+            total += np.int64(1 << (MOST_LENGTH - own))
             used += 1
     if total != 1 << MOST_LENGTH and not (used == 1 and total == 1 << (MOST_LENGTH - 1)):
         return np.int64(-3)

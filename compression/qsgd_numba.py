@@ -157,8 +157,10 @@ def _dequantise(levels, norms, n, d, s, address, add):  # type: ignore[no-untype
 @jit
 def _decode_fixed(data, norms, n, d, bits, address, add):  # type: ignore[no-untyped-def]
     out = carray(_floats_at(address), n)
-    s = (1 << (bits - 1)) - 1
-    top = float32(s)
+    # level / s without a division: 16 bits of 1 / s times 7 bits of the level are exact, so the sum is rounded once
+    s, scale = (1 << (bits - 1)) - 1, 1 << (18 if bits == 4 else 22)
+    near = np.float64((2 * scale + s) // (2 * s)) / np.float64(scale)
+    most, least = float32(near), float32(1 / np.float64(s) - near)
     fours = np.empty(_BLOCK // 4, np.uint32)
     codes = fours.view(np.uint8)
     at = 0
@@ -174,27 +176,26 @@ def _decode_fixed(data, norms, n, d, bits, address, add):  # type: ignore[no-unt
             target = out[start : start + size]
             for line in range(4 * start + _AHEAD, 4 * (start + size) + _AHEAD, 64):
                 _prefetch_write(address + line)
+            # level + 128 in a byte each: bytes to floats is what the compiler vectorises
             if bits == 4:
                 twos = carray(_bytes_at(data + at // 2), (size + 1) // 2)
                 for j in range(len(twos)):
-                    two = uint32(twos[j])
-                    codes[2 * j] = uint8(two >> uint32(4))
-                    codes[2 * j + 1] = uint8(two & uint32(15))
-                source = codes
-                mask, flag = np.int32(7), np.int32(8)
+                    high, low = uint32(twos[j] >> 4), uint32(twos[j] & 15)
+                    codes[2 * j] = uint8(uint32(128) + high if high < uint32(8) else uint32(136) - high)
+                    codes[2 * j + 1] = uint8(uint32(128) + low if low < uint32(8) else uint32(136) - low)
             else:
-                source = carray(_bytes_at(data + at), size)
-                mask, flag = np.int32(127), np.int32(128)
+                ones = carray(_bytes_at(data + at), size)
+                for i in range(size):
+                    one = uint32(ones[i])
+                    codes[i] = uint8(uint32(128) + one if one < uint32(128) else uint32(256) - one)
             if add:
                 for i in range(size):
-                    code = np.int32(source[i])
-                    level = code & mask
-                    target[i] += nu * (float32(-level if code & flag else level) / top)
+                    part = float32(codes[i]) - float32(128)
+                    target[i] += nu * (part * most + part * least)
             else:
                 for i in range(size):
-                    code = np.int32(source[i])
-                    level = code & mask
-                    target[i] = nu * (float32(-level if code & flag else level) / top)
+                    part = float32(codes[i]) - float32(128)
+                    target[i] = nu * (part * most + part * least)
             at += size
 
 

@@ -71,7 +71,7 @@ def cases(twin: Kernels, gradient: NDArray[np.float32]) -> list[Case]:
 
 
 def qsgd_cases(gradient: NDArray[np.float32]) -> list[Case]:
-    """QSGD with Philox and buckets of 512, chunk after chunk as a push encodes them; codes over levels made before."""
+    """QSGD with Philox and buckets of 512; the codes chunk after chunk, as a push encodes them, over levels made before."""
     ops = kernels.family_for("qsgd", gradient)
     coders = kernels.family_for("codings", gradient)
     n, d, out = gradient.size, 512, np.zeros_like(gradient)
@@ -88,16 +88,16 @@ def qsgd_cases(gradient: NDArray[np.float32]) -> list[Case]:
     found = []
     for bits, bar, aim in ((4, 2.5, 1.4), (8, 2.4, 1.3)):
         s = (1 << (bits - 1)) - 1
-        coded = [ops.quantise_fixed(gradient[span], d, s, False, 1, number) for number, span in enumerate(spans)]
-        def quantise(number: int, span: slice, s: int = s) -> None:
-            ops.quantise_fixed(gradient[span], d, s, False, 1, number)
+        coded = ops.quantise_fixed(gradient, d, s, False, 1, 0)
 
-        found.append(Case(f"qsgd {bits} bit", each(quantise), bar, aim))
+        def quantise(s: int = s) -> None:
+            ops.quantise_fixed(gradient, d, s, False, 1, 0)
 
-        def decode(number: int, span: slice, coded: list[Any] = coded, bits: int = bits) -> None:
-            ops.decode_fixed(coded[number][1], coded[number][0], d, bits, out[span], False)
+        def decode(coded: Any = coded, bits: int = bits) -> None:
+            ops.decode_fixed(coded[1], coded[0], d, bits, out, False)
 
-        found.append(Case(f"qsgd {bits} bit decode", each(decode), 0.75, 0.6))
+        found.append(Case(f"qsgd {bits} bit", quantise, bar, aim))
+        found.append(Case(f"qsgd {bits} bit decode", decode, 0.75, 0.6))
     levels = [ops.quantise(gradient[span], d, 23, True, 1, number)[1] for number, span in enumerate(spans)]
     bars = {Coding.HUFFMAN: (3.0, 4.0), Coding.ELIAS_DENSE_NZ: (5 / copy_ns, 10 / copy_ns)}
     for coding in (Coding.HUFFMAN, Coding.ELIAS_DENSE, Coding.ELIAS_DENSE_NZ, Coding.ELIAS_SPARSE):

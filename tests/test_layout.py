@@ -40,6 +40,7 @@ TESTED_ELSEWHERE: dict[str, tuple[str, str]] = {
     "compression/qsgd_cupy.py": ("tests/compression/test_qsgd_kernels.py", "all twins pass the same tests"),
     "compression/qsgd_numba.py": ("tests/compression/test_qsgd_kernels.py", "all twins pass the same tests"),
     "compression/qsgd_numpy.py": ("tests/compression/test_qsgd_kernels.py", "all twins pass the same tests"),
+    "compression/philox_cupy.py": ("tests/compression/test_philox.py", "all twins pass the same tests"),
     "compression/philox_numba.py": ("tests/compression/test_philox.py", "all twins pass the same tests"),
     "kvstore/__init__.py": ("tests/test_layout.py", "re-exports only"),
     "kvstore/machine.py": ("tests/kvstore/test_simulator.py", "a protocol and plain data"),
