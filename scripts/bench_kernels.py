@@ -71,7 +71,7 @@ def cases(twin: Kernels, gradient: NDArray[np.float32]) -> list[Case]:
 
 
 def qsgd_cases(gradient: NDArray[np.float32]) -> list[Case]:
-    """QSGD with Philox and buckets of 512; the codes chunk after chunk, as a push encodes them, over levels made before."""
+    """QSGD with Philox and buckets of 512; codes chunk after chunk, as in a push, over levels made before."""
     ops = kernels.family_for("qsgd", gradient)
     coders = kernels.family_for("codings", gradient)
     n, d, out = gradient.size, 512, np.zeros_like(gradient)
