@@ -68,15 +68,18 @@ class CompressionPolicy:
             return RAW
         return self._unless_small(self.default, n_elements)
 
-    def check_workers(self, count: int) -> None:
-        """Refuse codecs that are for one worker only in a job of several.
+    def check_servers(self, workers: int) -> None:
+        """Refuse what cannot be pushed to servers: whole keys, and codecs for one worker where there are several.
 
         Raises:
             ParameterError: one of the codecs is such.
         """
         for params in (*([] if self.default is None else [self.default]), *(own for _, own in self.per_key)):
-            if count > 1 and getattr(codec_class(params.type), "one_worker", False):
-                allowed = f"another codec with {count} workers: the bias of {params.type} does not average out"
+            if workers > 1 and getattr(codec_class(params.type), "one_worker", False):
+                allowed = f"another codec with {workers} workers: the bias of {params.type} does not average out"
+                raise parameter_error("type", params.type, allowed)
+            if codec_class(params.type).unit == "key":
+                allowed = f"another codec: {params.type} encodes keys whole, which only a 'device' store takes yet"
                 raise parameter_error("type", params.type, allowed)
 
     def to_wire(self) -> dict[str, Any]:

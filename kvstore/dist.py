@@ -252,7 +252,7 @@ class DistStore(KVStore):
     ) -> None:
         """See `KVStore`. Returns once every rank has called it with the same setting."""
         policy = CompressionPolicy.parse(params, per_key)
-        policy.check_workers(self.num_workers)
+        policy.check_servers(self.num_workers)
         warm_up()
         with self._opened():
             for key in self._keys.values():

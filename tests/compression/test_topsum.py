@@ -75,10 +75,12 @@ def test_gradient_descent_converges_linearly() -> None:
     assert float(curvature @ x**2) < 1e-3 * start
 
 
-def test_several_workers_are_refused() -> None:
+def test_servers_are_refused() -> None:
     with pytest.raises(ParameterError, match="does not average out"):
-        CompressionPolicy.parse({"type": "2bit"}, {"w": {"type": "topsum"}}).check_workers(2)
-    CompressionPolicy.parse({"type": "topsum"}).check_workers(1)
+        CompressionPolicy.parse({"type": "2bit"}, {"w": {"type": "topsum"}}).check_servers(2)
+    with pytest.raises(ParameterError, match="'device' store"):
+        CompressionPolicy.parse({"type": "topsum"}).check_servers(1)
+    CompressionPolicy.parse({"type": "qsgd"}, {"w": {"type": "2bit"}}).check_servers(9)
 
 
 def test_feedback_is_refused() -> None:

@@ -156,8 +156,8 @@ def test_binding_beyond_loopback_must_be_said_aloud(closed: Config) -> None:
 def test_advertised_endpoint_is_never_everywhere() -> None:
     open_config = config("10.0.0.9", bind_host="0.0.0.0", insecure=True)
     assert advertise(open_config, ["tcp://0.0.0.0:4711"]) == "tcp://10.0.0.1:4711"
-    both = advertise(config(), ["tcp://127.0.0.1:4711", "ipc:///tmp/x/socket"])
-    assert both == f"tcp://127.0.0.1:4711|ipc:///tmp/x/socket#{host_fingerprint()}"
+    both = advertise(config(), ["tcp://127.0.0.1:4711", "ipc:///run/x/socket"])
+    assert both == f"tcp://127.0.0.1:4711|ipc:///run/x/socket#{host_fingerprint()}"
 
 
 def test_choice_between_tcp_and_ipc(tmp_path: Path) -> None:
