@@ -33,6 +33,8 @@ class CompressionType(StrEnum):
 
     NONE = "none"
     TWO_BIT = "2bit"
+    QSGD = "qsgd"
+    TOPSUM = "topsum"
 
 
 class OnNonFinite(StrEnum):
@@ -112,10 +114,19 @@ def allowed_values(info: msgspec.structs.FieldInfo) -> str:
             return "one of " + ", ".join(str(value) for value in values)
         case msgspec.inspect.BoolType():
             return "true or false"
+        case msgspec.inspect.UnionType(types=types):
+            return " or ".join(_number(one) for one in types if not isinstance(one, msgspec.inspect.NoneType))
+        case msgspec.inspect.IntType() | msgspec.inspect.FloatType():
+            return _number(kind)
+    return str(info.type)
+
+
+def _number(kind: msgspec.inspect.Type) -> str:
+    match kind:
         case msgspec.inspect.IntType() | msgspec.inspect.FloatType():
             noun = "an integer" if isinstance(kind, msgspec.inspect.IntType) else "a finite number"
             return " ".join([noun, *_bounds(kind)])
-    return str(info.type)
+    return str(kind)
 
 
 def _bounds(kind: msgspec.inspect.IntType | msgspec.inspect.FloatType) -> list[str]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from kvstore.compression.codec import CompressionType, Key, Params, parameter_error
 from kvstore.compression.none import NoneParams
-from kvstore.compression.registry import params_to_strings, parse_params
+from kvstore.compression.registry import codec_class, params_to_strings, parse_params
 from kvstore.errors import ConfigError
 
 FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
@@ -67,6 +67,17 @@ class CompressionPolicy:
         if self.default is None or not floating:
             return RAW
         return self._unless_small(self.default, n_elements)
+
+    def check_workers(self, count: int) -> None:
+        """Refuse codecs that are for one worker only in a job of several.
+
+        Raises:
+            ParameterError: one of the codecs is such.
+        """
+        for params in (*([] if self.default is None else [self.default]), *(own for _, own in self.per_key)):
+            if count > 1 and getattr(codec_class(params.type), "one_worker", False):
+                allowed = f"another codec with {count} workers: the bias of {params.type} does not average out"
+                raise parameter_error("type", params.type, allowed)
 
     def to_wire(self) -> dict[str, Any]:
         """Plain text data, in the order of the patterns; equal for equal policies."""

@@ -33,6 +33,8 @@ ENTRY_POINTS = "gradkv.codecs"
 _CODECS: dict[str, str | type[Any]] = {
     CompressionType.NONE.value: "kvstore.compression.none:NoneCodec",
     CompressionType.TWO_BIT.value: "kvstore.compression.twobit:TwoBit",
+    CompressionType.QSGD.value: "kvstore.compression.qsgd:Qsgd",
+    CompressionType.TOPSUM.value: "kvstore.compression.topsum:Topsum",
 }
 CODECS: Mapping[str, str | type[Any]] = MappingProxyType(_CODECS)
 """What is registered, without entry points; a view, not to be changed."""

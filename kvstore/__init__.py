@@ -10,6 +10,8 @@
 `kvstore-server launch -n WORKERS -s SERVERS -- python train.py`.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from kvstore.config import Config
 from kvstore.create import STORES, create
 from kvstore.errors import KVStoreError
@@ -17,4 +19,16 @@ from kvstore.handle import Handle
 from kvstore.store import KVStore
 
 __version__ = "0.1.0"
-__all__ = ["STORES", "Config", "Handle", "KVStore", "KVStoreError", "__version__", "create"]
+__all__ = ["QSVRG", "STORES", "Config", "Handle", "KVStore", "KVStoreError", "__version__", "create"]
+
+if TYPE_CHECKING:
+    from kvstore.qsvrg import QSVRG
+
+
+def __getattr__(name: str) -> Any:
+    """`QSVRG`, imported on first use: few need what it imports."""
+    if name == "QSVRG":
+        from kvstore.qsvrg import QSVRG
+
+        return QSVRG
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

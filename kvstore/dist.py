@@ -249,6 +249,7 @@ class DistStore(KVStore):
     ) -> None:
         """See `KVStore`. Returns once every rank has called it with the same setting."""
         policy = CompressionPolicy.parse(params, per_key)
+        policy.check_workers(self.num_workers)
         warm_up()
         with self._opened():
             for key in self._keys.values():
@@ -269,6 +270,11 @@ class DistStore(KVStore):
         with self._opened():
             self._link.flush()
             self._settings.barrier()
+
+    @property
+    def chunk_elements(self) -> int:
+        """Elements per chunk: what is encoded at once."""
+        return self._config.chunk_elements
 
     def stats(self) -> dict[str, Any]:
         """See `KVStore`. Decoding happens on the servers: `decode_seconds` is 0 here."""

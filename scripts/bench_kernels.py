@@ -20,7 +20,8 @@ from rich.console import Console
 from rich.table import Table
 
 from kvstore.compression import kernels
-from kvstore.compression.encoder import KeyEncoder
+from kvstore.compression.codings import Coding
+from kvstore.compression.encoder import CHUNK_ELEMENTS, KeyEncoder
 from kvstore.compression.kernels import Kernels
 from kvstore.compression.kernels_numpy import packed_size
 from kvstore.compression.twobit import TwoBitParams
@@ -69,6 +70,62 @@ def cases(twin: Kernels, gradient: NDArray[np.float32]) -> list[Case]:
     ]
 
 
+def qsgd_cases(gradient: NDArray[np.float32]) -> list[Case]:
+    """QSGD with Philox and buckets of 512; codes chunk after chunk, as in a push, over levels made before."""
+    ops = kernels.family_for("qsgd", gradient)
+    coders = kernels.family_for("codings", gradient)
+    n, d, out = gradient.size, 512, np.zeros_like(gradient)
+    spans = [slice(start, min(start + CHUNK_ELEMENTS, n)) for start in range(0, n, CHUNK_ELEMENTS)]
+    copy_ns = _copy_ns(gradient, out)
+
+    def each(call: Callable[[int, slice], object]) -> Callable[[], object]:
+        def run() -> None:
+            for number, span in enumerate(spans):
+                call(number, span)
+
+        return run
+
+    found = []
+    for bits, bar, aim in ((4, 2.5, 1.4), (8, 2.4, 1.3)):
+        s = (1 << (bits - 1)) - 1
+        coded = ops.quantise_fixed(gradient, d, s, False, 1, 0)
+
+        def quantise(s: int = s) -> None:
+            ops.quantise_fixed(gradient, d, s, False, 1, 0)
+
+        def decode(coded: Any = coded, bits: int = bits) -> None:
+            ops.decode_fixed(coded[1], coded[0], d, bits, out, False)
+
+        found.append(Case(f"qsgd {bits} bit", quantise, bar, aim))
+        found.append(Case(f"qsgd {bits} bit decode", decode, 0.75, 0.6))
+    levels = [ops.quantise(gradient[span], d, 23, True, 1, number)[1] for number, span in enumerate(spans)]
+    bars = {Coding.HUFFMAN: (3.0, 4.0), Coding.ELIAS_DENSE_NZ: (5 / copy_ns, 10 / copy_ns)}
+    for coding in (Coding.HUFFMAN, Coding.ELIAS_DENSE, Coding.ELIAS_DENSE_NZ, Coding.ELIAS_SPARSE):
+        streams = [coders.encode(coding, one, d, 23) for one in levels]
+        write, read = bars.get(coding, bars[Coding.ELIAS_DENSE_NZ])
+
+        def encode(number: int, span: slice, coding: Coding = coding) -> None:
+            coders.encode(coding, levels[number], d, 23)
+
+        def read_back(number: int, span: slice, coding: Coding = coding, streams: list[Any] = streams) -> None:
+            coders.decode(coding, *streams[number], levels[number].size, d, 23)
+
+        name = coding.name.lower()
+        found.append(Case(f"{name} encode, s = 23", each(encode), write, 2.2))
+        found.append(Case(f"{name} decode, s = 23", each(read_back), read, 2.2))
+    return found
+
+
+def _copy_ns(source: NDArray[np.float32], copy: NDArray[np.float32]) -> float:
+    """Nanoseconds per element of np.copyto: turns bars in time into ratios."""
+    seconds = []
+    for _ in range(7):
+        start = time.thread_time()
+        np.copyto(copy, source)
+        seconds.append(time.thread_time() - start)
+    return 1e9 * statistics.median(seconds) / source.size
+
+
 def measure(case: Case, source: NDArray[np.float32], copy: NDArray[np.float32], rounds: int) -> Figure:
     """Run copy and kernel in turn; the first pair only warms up."""
     seconds, ratios = [], []
@@ -112,7 +169,8 @@ def main(elements: int, rounds: int, choice: str) -> None:
     twin.warm_up()
     gradient = np.random.default_rng(0).standard_normal(elements, dtype=np.float32)
     copy: NDArray[Any] = np.zeros_like(gradient)
-    figures = [measure(case, gradient, copy, rounds) for case in cases(twin, gradient)]
+    rows = cases(twin, gradient) + (qsgd_cases(gradient) if twin.NAME == "numba" else [])
+    figures = [measure(case, gradient, copy, rounds) for case in rows]
     Console().print(table(figures, f"{elements:,} floats, one thread, {twin.NAME} kernels"))
 
 

@@ -2,6 +2,9 @@
 #include "host_shim.h"
 
 #include "max_abs.cu"
+#include "philox.cu"
+#include "dither.cu"
+#include "qsgd.cu"
 #include "twobit.cu"
 
 extern "C" {
@@ -22,5 +25,28 @@ void host_decode2_add_many(
     const unsigned long long* data, int workers, long long n, float threshold, float* out)
 {
     launch(decode2_add_many, data, workers, n, threshold, out);
+}
+
+void host_dither16(unsigned long long key, unsigned int chunk, long long n, unsigned short* out)
+{
+    launch(dither16, key, chunk, n, out);
+}
+
+void host_qsgd_norms(const float* x, long long n, long long d, int l2, float* norms)
+{
+    launch(qsgd_norms, x, n, d, l2, norms);
+}
+
+void host_qsgd_levels(
+    const float* x, long long n, long long d, int s, const float* norms, unsigned long long key, unsigned int chunk,
+    short* levels)
+{
+    launch(qsgd_levels, x, n, d, s, norms, key, chunk, levels);
+}
+
+void host_qsgd_dequantise(
+    const short* levels, const float* norms, long long n, long long d, int s, int add, float* out)
+{
+    launch(qsgd_dequantise, levels, norms, n, d, s, add, out);
 }
 }

@@ -2,6 +2,9 @@
 // for other threads of its block. A grid smaller than the data makes every thread walk in strides.
 #pragma once
 
+#include <cmath>
+using std::sqrt;
+
 #define __global__
 #define __device__
 
