@@ -33,6 +33,15 @@ class CompressionType(StrEnum):
 
     NONE = "none"
     TWO_BIT = "2bit"
+    FP16 = "fp16"
+    BF16 = "bf16"
+    FP8 = "fp8"
+    INT8 = "int8"
+    ONE_BIT = "1bit"
+    TOP_K = "topk"
+    RANDOM_K = "randomk"
+    TERNGRAD = "terngrad"
+    NATURAL = "natural"
 
 
 class OnNonFinite(StrEnum):
@@ -122,7 +131,10 @@ def _bounds(kind: msgspec.inspect.IntType | msgspec.inspect.FloatType) -> list[s
     if kind.ge is not None and kind.ge == kind.le:
         return [f"equal to {kind.ge}"]
     limits = [(">=", kind.ge), (">", kind.gt), ("<=", kind.le), ("<", kind.lt)]
-    return [" and ".join(f"{sign} {limit}" for sign, limit in limits if limit is not None)]
+    texts = [f"{sign} {limit}" for sign, limit in limits if limit is not None]
+    if kind.multiple_of is not None:
+        texts.append(f"a multiple of {kind.multiple_of}")
+    return [" and ".join(texts)]
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -282,6 +294,19 @@ def payload_number(payload: Payload, name: str, ctx: Context) -> float:
         text = f"{ctx}: the payload's {name} is {value!r}, a finite number is needed"
         raise PayloadError(text, key=ctx.key, rank=ctx.rank)
     return float(value)
+
+
+def payload_integer(payload: Payload, name: str, low: int, high: int, ctx: Context, multiple: int = 1) -> int:
+    """An integer low..high, a multiple of `multiple`, from the payload's meta.
+
+    Raises:
+        PayloadError: it is missing, not an integer, or out of range.
+    """
+    value = payload.meta.get(name)
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high or value % multiple:
+        text = f"{ctx}: the payload's {name} is {value!r}, a multiple of {multiple} from {low} to {high} is needed"
+        raise PayloadError(text, key=ctx.key, rank=ctx.rank)
+    return value
 
 
 _LARGEST = float(np.finfo(np.float64).max)

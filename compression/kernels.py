@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Sequence
 from functools import cache
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 
@@ -56,6 +56,15 @@ def kernels_for(array: Array) -> Kernels:
     if type(array).__module__.partition(".")[0] == "cupy":
         return _load("kernels_cupy")
     raise ArrayError(f"codecs take NumPy and CuPy arrays, got {type(array).__name__}; convert it first")
+
+
+def family_for(family: str, array: Array) -> Any:
+    """The kernels of one family of codecs, such as `dense`, that work where `array` lies: a module `FAMILY_TWIN`.
+
+    Raises:
+        ArrayError: the array is of neither NumPy nor CuPy.
+    """
+    return _load(f"{family}_{kernels_for(array).NAME}")
 
 
 def mover_for(array: Array) -> Kernels:
