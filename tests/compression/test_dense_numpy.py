@@ -45,7 +45,9 @@ def test_small_floats_are_those_of_other_libraries(kind: Format, rng: np.random.
     reference.decode_floats_add(finite, one, finite.size, kind, out)
     assert (out == own).all()
     assert own.max() == kind.largest
-    x = np.concatenate([own, *(np.nextafter(own, np.float32(side)) for side in (-np.inf, np.inf)), own[1:] / 2 + own[:-1] / 2])
+    x = np.concatenate(
+        [own, *(np.nextafter(own, np.float32(side)) for side in (-np.inf, np.inf)), own[1:] / 2 + own[:-1] / 2]
+    )
     x = np.concatenate([x, *(values(rng, 1000) for _ in range(5))])
     x = x[np.isfinite(x)]
     codes = np.empty(x.size, kind.dtype)

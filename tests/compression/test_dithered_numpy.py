@@ -80,7 +80,12 @@ def test_the_mean_is_what_was_rounded(rng: np.random.Generator) -> None:
     x = rng.standard_normal(100).astype(np.float32)
     draws = 4000
     totals = np.zeros((3, 100))
-    e, s, t, c = np.empty(100, np.uint8), np.empty(13, np.uint8), np.empty(packed_size(100), np.uint8), np.empty(100, np.int8)
+    e, s, t, c = (
+        np.empty(100, np.uint8),
+        np.empty(13, np.uint8),
+        np.empty(packed_size(100), np.uint8),
+        np.empty(100, np.int8),
+    )
     scales, steps = np.empty(2, np.float32), np.empty(2, np.float32)
     reference.ternary_scales(x, 64, 0, scales)
     block_scales(x, 64, 127, steps)
@@ -93,7 +98,11 @@ def test_the_mean_is_what_was_rounded(rng: np.random.Generator) -> None:
         reference.round_ints(x, steps, 64, KEY + draw, 0, c)
         decode_ints_add(c, steps, 64, out[2])
         totals += out
-    widest = (np.abs(x) / 2, np.repeat(scales, 64)[:100] / 2, np.repeat(steps, 64)[:100] / 2)  # a bound on the deviation
+    widest = (
+        np.abs(x) / 2,
+        np.repeat(scales, 64)[:100] / 2,
+        np.repeat(steps, 64)[:100] / 2,
+    )  # a bound on the deviation
     for total, deviation in zip(totals, widest, strict=True):
         assert (np.abs(total / draws - x) <= 6 * deviation / draws**0.5).all()
 
