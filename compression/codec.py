@@ -193,11 +193,16 @@ class Codec(Protocol):
 
     params_type: ClassVar[type[Params]]
     unit: ClassVar[Literal["chunk", "key"]]
-    unbiased: ClassVar[bool]
-    contraction: ClassVar[bool]
     linear: ClassVar[bool]
     accumulates: ClassVar[bool]
-    feedback: ClassVar[bool]
+
+    # of some codecs these depend on the parameters
+    @property
+    def unbiased(self) -> bool: ...
+    @property
+    def contraction(self) -> bool: ...
+    @property
+    def feedback(self) -> bool: ...
 
     @property
     def params(self) -> Params:

@@ -246,7 +246,7 @@ def _decode_signs_add(data, n, scales, bucket, means, out):  # type: ignore[no-u
     s = carray(_floats_at(scales), (n + bucket - 1) // bucket * means)
     codes = np.empty(_PIECE, np.uint8)
     words = codes.view(np.uint64)
-    for b in range(0, len(s) // means):
+    for b in range(len(s) // means):
         stop = min(n, (b + 1) * bucket)
         first, last = s[means * b], -s[means * b + means - 1]
         for base in range(b * bucket, stop, _PIECE):

@@ -19,7 +19,7 @@ _SHIFTS = np.array([6, 4, 2, 0], np.uint8)
 
 
 def encode_natural(x: Floats, key: int, chunk: int, exponents: Bytes, signs: Bytes) -> None:
-    """Round |x| to a power of two: exponents holds the float32 exponent field, 0 for zeros and denormals; signs one bit.
+    """Round |x| to a power of two: exponents holds the float32 exponent field, 0 for zeros and denormals.
 
     What is 2^127 or more becomes 2^127. Sign bits: the first element in the top bit of the first byte.
     """
@@ -39,7 +39,7 @@ def decode_natural_add(exponents: Bytes, signs: Bytes, scale: float, out: Floats
 
 
 def ternary_scales(x: Floats, bucket: int, clip: float, scales: Floats) -> None:
-    """scales[b] = the largest |x| of bucket b, at most clip * its root mean square; clip 0 is none. Sums are float64."""
+    """scales[b] = the largest |x| of bucket b, at most clip * its root mean square (of float64); 0 is no clip."""
     scales[:] = np.abs(_rows(x, bucket)).max(axis=1, initial=0)
     if clip:
         wide = x.astype(np.float64)

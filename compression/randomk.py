@@ -4,9 +4,9 @@ Stich et al. (arXiv:1809.07599), definition 2.1 (rand-k). One element is drawn f
 (`sparse_numpy`, strata): without replacement, and every element with the same chance. The draw depends on the seed, the
 key, the chunk and the round only; seed and round travel in the meta, so a receiver needs no settings.
 
-Biased (default): values as they are, a contraction with delta = k / n, with error feedback. Unbiased: values times n / k;
-its variance is n / k - 1 times the input, so error feedback would diverge and is refused, unless `scaled` divides
-by 1 + that, which is the biased form again.
+Biased (default): values as they are, a contraction with delta = k / n, with error feedback. Unbiased: values times
+n / k; its variance is n / k - 1 times the input, so error feedback would diverge and is refused, unless `scaled`
+divides by 1 + that, which is the biased form again.
 
 Linear: payloads of one round, seed and key add value by value without being decoded, in rank order.
 
@@ -25,6 +25,7 @@ from kvstore.compression.codec import (
     Array,
     CompressionType,
     Context,
+    Number,
     Params,
     Payload,
     State,
@@ -82,7 +83,7 @@ class RandomK:
         family_for("sparse", x).gather_strata(x, key, ctx.chunk, self.unbiased, values)
         if self.unbiased:
             values.clip(-_MOST, _MOST, out=values)
-        meta = {"count": count, "seed": ctx.seed, "round": ctx.round, "value": self.value_dtype}
+        meta: dict[str, Number] = {"count": count, "seed": ctx.seed, "round": ctx.round, "value": self.value_dtype}
         return Payload(encode_values(values, self.value_dtype), meta), state
 
     def check(self, payload: Payload, ctx: Context) -> None:
@@ -103,7 +104,7 @@ class RandomK:
             PayloadError: a payload breaks the format.
         """
         sent = [_checked(payload, ctx) for payload in payloads]
-        if len({(one.seed, one.round, one.count) for one in sent}) != 1:
+        if len({(one.seed, one.round, one.kept) for one in sent}) != 1:
             return None
         total = decode_values(sent[0].values, sent[0].value_dtype).copy()
         with np.errstate(over="ignore"):
@@ -112,8 +113,8 @@ class RandomK:
         if not bool(np.isfinite(total).all()):
             return None
         first = sent[0]
-        meta = {"count": first.count, "seed": first.seed, "round": first.round, "value": "float32"}
-        return Payload(total.view(np.uint8), meta)
+        summed: dict[str, Number] = {"count": first.kept, "seed": first.seed, "round": first.round, "value": "float32"}
+        return Payload(total.view(np.uint8), summed)
 
 
 _MOST = np.finfo(np.float32).max
@@ -124,7 +125,7 @@ class _Sent(NamedTuple):
 
     values: Array
     value_dtype: str
-    count: int
+    kept: int
     seed: int
     round: int
 

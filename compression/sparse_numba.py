@@ -13,13 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvstore.compression import sparse_numpy
-from kvstore.compression.dense_numba import _pointer_to, _words_at, sized, uint64
+from kvstore.compression.dense_numba import _words_at, sized, uint64
 from kvstore.compression.kernels_numba import (
     _address,
     _bytes_at,
     _floats_at,
     _jit,
     _numba,
+    _pointer_to,
     _prefetch_read,
     _prefetch_write,
     _readable,
@@ -83,10 +84,9 @@ def _histogram(x, n, counts):  # type: ignore[no-untyped-def]
 @_jit
 def _pack_gaps(indices, count, out):  # type: ignore[no-untyped-def]
     where, data = carray(_indices_at(indices), count), carray(_bytes_at(out), LONGEST_CODE * count)
-    last, size = -1, 0
+    size = 0
     for i in range(count):
-        gap = where[i] - last - 1
-        last = where[i]
+        gap = where[i] - (where[i - 1] + 1 if i else 0)
         while gap > 127:
             data[size] = uint8(gap & 127 | 128)
             gap >>= 7
@@ -100,7 +100,7 @@ def _pack_gaps(indices, count, out):  # type: ignore[no-untyped-def]
 def _unpack_gaps(data, size, count, n, out):  # type: ignore[no-untyped-def]
     """Whether the bytes are those of `count` indices below n."""
     code, where = carray(_bytes_at(data), size), carray(_indices_at(out), count)
-    last, gap, place, found = -1, 0, 0, 0
+    last, gap, place, found = np.int64(-1), np.int64(0), 0, 0
     for i in range(size):
         byte = np.int64(code[i])
         gap |= (byte & 127) << (7 * place)
@@ -114,7 +114,7 @@ def _unpack_gaps(data, size, count, n, out):  # type: ignore[no-untyped-def]
             return False
         where[found] = last
         found += 1
-        gap, place = 0, 0
+        gap, place = np.int64(0), 0
     return found == count and place == 0
 
 
@@ -181,7 +181,8 @@ def select_largest(x: Floats, k: int) -> Indices:
     keep = sizes > least
     ties = np.flatnonzero(sizes == least)
     keep[ties[: k - int(keep.sum())]] = True
-    return indices[keep]
+    kept: Indices = indices[keep]
+    return kept
 
 
 def _candidates(x: Floats, least: int, needed: int, room: int) -> tuple[Indices, NDArray[np.uint32]] | None:
@@ -213,7 +214,8 @@ def pack_gaps(indices: Indices) -> Bytes:
     """See `sparse_numpy.pack_gaps`."""
     indices = _readable(indices, _INDEX)
     out = np.empty(LONGEST_CODE * indices.size, np.uint8)
-    return out[: _pack_gaps(_address(indices), indices.size, _address(out))]
+    size: int = _pack_gaps(_address(indices), indices.size, _address(out))
+    return out[:size]
 
 
 def unpack_gaps(data: Bytes, count: int, n: int) -> Indices | None:

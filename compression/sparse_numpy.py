@@ -42,7 +42,9 @@ def select_largest(x: Floats, k: int) -> Indices:
 def pack_gaps(indices: Indices) -> Bytes:
     """The bytes of the gaps; see above."""
     gaps = np.diff(indices, prepend=-1) - 1
-    length = 1 + sum((gaps >= 1 << 7 * more).astype(np.int64) for more in range(1, LONGEST_CODE))
+    length = np.ones(gaps.size, np.int64)
+    for more in range(1, LONGEST_CODE):
+        length += gaps >= 1 << 7 * more
     stop = np.cumsum(length)
     out = np.zeros(int(stop[-1]) if stop.size else 0, np.uint8)
     for place in range(LONGEST_CODE):

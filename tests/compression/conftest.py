@@ -230,7 +230,7 @@ class OnDevice:
         out[:] = o.get()
 
 
-_C_TYPES = {"u4": ctypes.c_uint32, "u8": ctypes.c_uint64, "i4": ctypes.c_int32, "i8": ctypes.c_int64}
+_C_TYPES: dict[str, Any] = {"u4": ctypes.c_uint32, "u8": ctypes.c_uint64, "i4": ctypes.c_int32, "i8": ctypes.c_int64}
 _C_TYPES |= {"f4": ctypes.c_float, "f8": ctypes.c_double}
 
 

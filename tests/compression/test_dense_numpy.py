@@ -1,4 +1,4 @@
-"""Small floats, scaled blocks and one bit: every twin gives the bits of the reference, the reference those of others."""
+"""Small floats, scaled blocks and one bit: every twin gives the bits of the reference."""
 
 from __future__ import annotations
 
