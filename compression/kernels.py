@@ -64,7 +64,12 @@ def family_for(family: str, array: Array) -> Any:
     Raises:
         ArrayError: the array is of neither NumPy nor CuPy.
     """
-    return _load(f"{family}_{kernels_for(array).NAME}")
+    return family_of(family, kernels_for(array))
+
+
+def family_of(family: str, twin: Kernels) -> Any:
+    """The kernels of one family that go with a twin."""
+    return _load(f"{family}_{twin.NAME}")
 
 
 def mover_for(array: Array) -> Kernels:
