@@ -251,7 +251,7 @@ class FusedFeedback(Protocol):
     def encode_feedback(
         self, x: Array, residual: Array, state: State | None, ctx: Context
     ) -> tuple[Payload, State | None]:
-        """residual <- residual + x - decoded, in place; the payload's size is exactly `max_bytes`."""
+        """residual <- residual + x - decoded, in place. Not called where `max_bytes` is not below raw."""
         ...
 
 

@@ -86,6 +86,16 @@ class RandomK:
         meta: dict[str, Number] = {"count": count, "seed": ctx.seed, "round": ctx.round, "value": self.value_dtype}
         return Payload(encode_values(values, self.value_dtype), meta), state
 
+    def encode_feedback(
+        self, x: Array, residual: Array, state: State | None, ctx: Context
+    ) -> tuple[Payload, State | None]:
+        """residual += x, then send elements of it and take what was sent of them off."""
+        residual += x
+        payload, state = self.encode(residual, state, ctx)
+        sent = -decode_values(payload.data, self.value_dtype)
+        family_for("sparse", x).scatter_strata_add(sent, _stream(ctx.seed, ctx.round, ctx), ctx.chunk, residual)
+        return payload, state
+
     def check(self, payload: Payload, ctx: Context) -> None:
         """Count, byte count, seed, round, and finite values; see `Codec.check`."""
         _checked(payload, ctx)

@@ -64,12 +64,25 @@ class TopK:
 
     def encode(self, x: Array, state: State | None, ctx: Context) -> tuple[Payload, State | None]:
         """See `Codec.encode`."""
+        return self._send(x, ctx)[0], state
+
+    def encode_feedback(
+        self, x: Array, residual: Array, state: State | None, ctx: Context
+    ) -> tuple[Payload, State | None]:
+        """residual += x, then send its largest elements and take what was sent of them off."""
+        residual += x
+        payload, values, indices = self._send(residual, ctx)
+        residual[indices] -= decode_values(values, self.value_dtype)
+        return payload, state
+
+    def _send(self, x: Array, ctx: Context) -> tuple[Payload, Array, Array]:
+        """The payload, and where x lies the encoded values and their indices."""
         indices = family_for("sparse", x).select_largest(x, kept_of(ctx.n, self.ratio))
         kernels = kernels_for(x)
-        values = kernels.to_host(encode_values(x[indices], self.value_dtype))
+        values = encode_values(x[indices], self.value_dtype)
         own = np.ascontiguousarray(kernels.to_host(indices))
-        data = np.concatenate([values, family_for("sparse", own).pack_gaps(own)])
-        return Payload(data, {"count": int(own.size), "value": self.value_dtype}), state
+        data = np.concatenate([kernels.to_host(values), family_for("sparse", own).pack_gaps(own)])
+        return Payload(data, {"count": int(own.size), "value": self.value_dtype}), values, indices
 
     def check(self, payload: Payload, ctx: Context) -> None:
         """Count, value dtype, finite values, and every index; see `Codec.check`."""
