@@ -38,7 +38,8 @@ from kvstore.errors import ArrayError
 _FLOAT, _BYTE, _INDEX = np.dtype(np.float32), np.dtype(np.uint8), np.dtype(np.int64)
 _indices_at = _pointer_to(_numba.types.int64)
 _PIECE = 1024  # elements looked at, or strata drawn, at once, in scratch that stays in the L1 cache
-_SAMPLED = 400  # one of so many elements is looked at for the first threshold
+_SAMPLED = 64, 400  # one of so many elements is looked at for the first threshold: of a chunk, of a large array
+_LARGE = 1 << 22
 _SMALL = 8192  # elements below which all are candidates
 _BINS, _BIN_SHIFT = 2048, 20
 _AHEAD = 1024  # bytes in front of the loop at which memory is asked for
@@ -196,7 +197,7 @@ def _candidates(x: Floats, least: int, needed: int, room: int) -> tuple[Indices,
 
 def _sampled_threshold(x: Floats, k: int) -> int:
     """Magnitude bits that probably leave somewhat more than k elements."""
-    sample = x.view(np.uint32)[::_SAMPLED] & MAGNITUDE
+    sample = x.view(np.uint32)[:: _SAMPLED[x.size >= _LARGE]] & MAGNITUDE
     expected = k * sample.size / x.size
     rank = min(int(expected + 4 * math.sqrt(expected)) + 4, sample.size)
     return int(np.partition(sample, sample.size - rank)[sample.size - rank])

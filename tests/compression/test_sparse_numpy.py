@@ -19,7 +19,7 @@ Load = Callable[[str], Any]
 
 def arrays(rng: np.random.Generator, n: int) -> list[Any]:
     """Data that thresholds from a sample trip over: constant, few values, mostly zeros, periodic."""
-    normal, sampled = rng.standard_normal(n), np.arange(n) % 400 == 0
+    normal, sampled = rng.standard_normal(n), np.arange(n) % 64 == 0
     kinds = [normal, np.ones(n), np.zeros(n), rng.integers(-2, 3, n), normal * (rng.random(n) < 0.001)]
     kinds += [np.where(sampled, 100, normal), np.where(sampled, 0, normal), normal * 1e-42, np.sort(normal)]
     return [kind.astype(np.float32) for kind in kinds]
