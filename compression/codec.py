@@ -35,6 +35,15 @@ class CompressionType(StrEnum):
     TWO_BIT = "2bit"
     QSGD = "qsgd"
     TOPSUM = "topsum"
+    FP16 = "fp16"
+    BF16 = "bf16"
+    FP8 = "fp8"
+    INT8 = "int8"
+    ONE_BIT = "1bit"
+    TOP_K = "topk"
+    RANDOM_K = "randomk"
+    TERNGRAD = "terngrad"
+    NATURAL = "natural"
 
 
 class OnNonFinite(StrEnum):
@@ -133,7 +142,10 @@ def _bounds(kind: msgspec.inspect.IntType | msgspec.inspect.FloatType) -> list[s
     if kind.ge is not None and kind.ge == kind.le:
         return [f"equal to {kind.ge}"]
     limits = [(">=", kind.ge), (">", kind.gt), ("<=", kind.le), ("<", kind.lt)]
-    return [" and ".join(f"{sign} {limit}" for sign, limit in limits if limit is not None)]
+    texts = [f"{sign} {limit}" for sign, limit in limits if limit is not None]
+    if kind.multiple_of is not None:
+        texts.append(f"a multiple of {kind.multiple_of}")
+    return [" and ".join(texts)]
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -192,11 +204,16 @@ class Codec(Protocol):
 
     params_type: ClassVar[type[Params]]
     unit: ClassVar[Literal["chunk", "key"]]
-    unbiased: ClassVar[bool]
-    contraction: ClassVar[bool]
     linear: ClassVar[bool]
     accumulates: ClassVar[bool]
-    feedback: ClassVar[bool]
+
+    # of some codecs these depend on the parameters
+    @property
+    def unbiased(self) -> bool: ...
+    @property
+    def contraction(self) -> bool: ...
+    @property
+    def feedback(self) -> bool: ...
 
     @property
     def params(self) -> Params:
@@ -245,7 +262,7 @@ class FusedFeedback(Protocol):
     def encode_feedback(
         self, x: Array, residual: Array, state: State | None, ctx: Context
     ) -> tuple[Payload, State | None]:
-        """residual <- residual + x - decoded, in place; the payload's size is exactly `max_bytes`."""
+        """residual <- residual + x - decoded, in place. Not called where `max_bytes` is not below raw."""
         ...
 
 
@@ -293,6 +310,19 @@ def payload_number(payload: Payload, name: str, ctx: Context) -> float:
         text = f"{ctx}: the payload's {name} is {value!r}, a finite number is needed"
         raise PayloadError(text, key=ctx.key, rank=ctx.rank)
     return float(value)
+
+
+def payload_integer(payload: Payload, name: str, low: int, high: int, ctx: Context, multiple: int = 1) -> int:
+    """An integer low..high, a multiple of `multiple`, from the payload's meta.
+
+    Raises:
+        PayloadError: it is missing, not an integer, or out of range.
+    """
+    value = payload.meta.get(name)
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high or value % multiple:
+        text = f"{ctx}: the payload's {name} is {value!r}, a multiple of {multiple} from {low} to {high} is needed"
+        raise PayloadError(text, key=ctx.key, rank=ctx.rank)
+    return value
 
 
 _LARGEST = float(np.finfo(np.float64).max)

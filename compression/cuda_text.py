@@ -20,10 +20,39 @@ KERNELS = {
     "qsgd_norms": "qsgd",
     "qsgd_levels": "qsgd",
     "qsgd_dequantise": "qsgd",
+    **dict.fromkeys(
+        (
+            "block_maxima",
+            "block_scales",
+            "encode_floats",
+            "decode_floats_add",
+            "encode_ints",
+            "decode_ints_add",
+            "sign_lanes",
+            "sign_means",
+            "sign_bits",
+            "decode_signs_add",
+        ),
+        "dense",
+    ),
+    **dict.fromkeys(
+        (
+            "encode_natural",
+            "decode_natural_add",
+            "ternary_lanes",
+            "ternary_limits",
+            "encode_ternary",
+            "decode_ternary_add",
+            "round_ints",
+        ),
+        "dithered",
+    ),
+    "gather_strata": "sparse",
+    "scatter_strata_add": "sparse",
 }
 """Each kernel and the file it stands in."""
 
-NEEDS = {"dither": ("philox",), "qsgd": ("philox",)}
+NEEDS = {"dither": ("philox",), "dithered": ("philox",), "qsgd": ("philox",), "sparse": ("philox",)}
 """Texts that stand in front of another: they hold device functions only, and are compiled with each file anew."""
 
 

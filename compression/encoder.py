@@ -6,8 +6,9 @@
             send(chunk)
 
 A chunk travels raw, as gradient + residual in the key's dtype, and its residual becomes zero, where the policy
-says so (`none`, small keys), during the warm-up rounds, where the encoding would not be smaller than raw, and
-where it holds NaN or infinity under `on_nonfinite='propagate'`.
+says so (`none`, small keys), where the key is a single number (a loss, a counter: its sums are exact), during the
+warm-up rounds, where the encoding would not be smaller than raw, and where it holds NaN or infinity under
+`on_nonfinite='propagate'`.
 """
 
 from __future__ import annotations
@@ -116,7 +117,7 @@ class KeyEncoder:
             NonFiniteError: NaN or infinity (also: a float64 or a sum with the residual too large for float32).
         """
         flat = self._flat(gradient)
-        raw = params.type == CompressionType.NONE or self.earlier + round <= params.warmup_rounds or self.n == 0
+        raw = params.type == CompressionType.NONE or self.earlier + round <= params.warmup_rounds or self.n <= 1
         codec = None if raw else self._codec_of(params)
         if codec is None:
             return Prepared(self, flat, None, None, False, round, 0, 0.0)

@@ -59,8 +59,17 @@ def kernels_for(array: Array) -> Kernels:
 
 
 def family_for(family: str, array: Array) -> Any:
-    """The module of a codec's own kernels, `<family>_numpy`, `_numba` or `_cupy`, for where `array` lies."""
-    return _load(f"{family}_{kernels_for(array).NAME}")
+    """The kernels of one family of codecs, such as `dense`, that work where `array` lies: a module `FAMILY_TWIN`.
+
+    Raises:
+        ArrayError: the array is of neither NumPy nor CuPy.
+    """
+    return family_of(family, kernels_for(array))
+
+
+def family_of(family: str, twin: Kernels) -> Any:
+    """The kernels of one family that go with a twin."""
+    return _load(f"{family}_{twin.NAME}")
 
 
 def mover_for(array: Array) -> Kernels:

@@ -35,6 +35,15 @@ _CODECS: dict[str, str | type[Any]] = {
     CompressionType.TWO_BIT.value: "kvstore.compression.twobit:TwoBit",
     CompressionType.QSGD.value: "kvstore.compression.qsgd:Qsgd",
     CompressionType.TOPSUM.value: "kvstore.compression.topsum:Topsum",
+    CompressionType.FP16.value: "kvstore.compression.cast:Fp16",
+    CompressionType.BF16.value: "kvstore.compression.cast:Bf16",
+    CompressionType.FP8.value: "kvstore.compression.fp8:Fp8",
+    CompressionType.INT8.value: "kvstore.compression.int8:Int8",
+    CompressionType.ONE_BIT.value: "kvstore.compression.onebit:OneBit",
+    CompressionType.TOP_K.value: "kvstore.compression.topk:TopK",
+    CompressionType.RANDOM_K.value: "kvstore.compression.randomk:RandomK",
+    CompressionType.TERNGRAD.value: "kvstore.compression.terngrad:TernGrad",
+    CompressionType.NATURAL.value: "kvstore.compression.natural:Natural",
 }
 CODECS: Mapping[str, str | type[Any]] = MappingProxyType(_CODECS)
 """What is registered, without entry points; a view, not to be changed."""

@@ -17,8 +17,8 @@ from typing import Any
 from kvstore import dist_requests as requests
 from kvstore.arrays import check_writable, describe
 from kvstore.compression.encoder import Prepared
-from kvstore.compression.kernels import warm_up
 from kvstore.compression.policy import RAW, CompressionPolicy
+from kvstore.compression.warm_up import warm_up
 from kvstore.config import Config
 from kvstore.dist_assign import assign, declare
 from kvstore.dist_exchange import finisher, pull_parts, push_parts, pushed_bytes
@@ -253,7 +253,7 @@ class DistStore(KVStore):
         """See `KVStore`. Returns once every rank has called it with the same setting."""
         policy = CompressionPolicy.parse(params, per_key)
         policy.check_servers(self.num_workers)
-        warm_up()
+        warm_up(policy)
         with self._opened():
             for key in self._keys.values():
                 policy.params_for(key.key, key.elements, key.dtype)

@@ -21,6 +21,7 @@ from rich.table import Table
 
 from kvstore.compression import kernels
 from kvstore.compression.codings import Coding
+from kvstore.compression.dense_numpy import E4M3, FP16, blocks_of
 from kvstore.compression.encoder import CHUNK_ELEMENTS, KeyEncoder
 from kvstore.compression.kernels import Kernels
 from kvstore.compression.kernels_numpy import packed_size
@@ -126,6 +127,44 @@ def _copy_ns(source: NDArray[np.float32], copy: NDArray[np.float32]) -> float:
     return 1e9 * statistics.median(seconds) / source.size
 
 
+def sign_cases(twin: Kernels, gradient: NDArray[np.float32]) -> list[Case]:
+    """One bit, casts and blocks."""
+    n = gradient.size
+    dense: Any = kernels.family_of("dense", twin)
+    residual, out, one = np.zeros(n, np.float32), np.zeros(n, np.float32), np.ones(1, np.float32)
+    means, bits = np.empty(2 * blocks_of(n, 1024), np.float32), np.empty(blocks_of(n, 8), np.uint8)
+    halves, scales, bytes_ = np.empty(n, np.uint16), np.empty(blocks_of(n, 256), np.float32), np.empty(n, np.uint8)
+
+    def fp8() -> None:
+        dense.block_scales(gradient, 256, E4M3.largest, scales)
+        dense.encode_floats(gradient, scales, 256, E4M3, bytes_)
+
+    def int8() -> None:
+        dense.block_scales(gradient, 256, 127, scales)
+        dense.encode_ints(gradient, scales, 256, bytes_.view(np.int8))
+
+    return [
+        Case("1bit + residual", lambda: dense.encode_signs(gradient, residual, 1024, 2, means, bits), 1.3, 1.0),
+        Case("1bit decode-add", lambda: dense.decode_signs_add(bits, means, 1024, 2, out), 0.8, 0.6),
+        Case("fp16", lambda: dense.encode_floats(gradient, one, n, FP16, halves), 2.5, 1.3),
+        Case("fp16 decode-add", lambda: dense.decode_floats_add(halves, one, n, FP16, out), 1.8, 1.0),
+        Case("int8 block 256", int8, 2.5, 1.3),
+        Case("int8 decode-add", lambda: dense.decode_ints_add(bytes_.view(np.int8), scales, 256, out), 1.3, 0.7),
+        Case("fp8 block 256", fp8, 3.5, 2.0),
+    ]
+
+
+def sparse_cases(twin: Kernels, gradient: NDArray[np.float32]) -> list[Case]:
+    """One element in a hundred: the largest, or one of each stratum."""
+    sparse: Any = kernels.family_of("sparse", twin)
+    out, values = np.zeros_like(gradient), np.empty(gradient.size // 100, np.float32)
+    return [
+        Case("exact top 1 %", lambda: sparse.select_largest(gradient, values.size), 1.7, 1.25),
+        Case("random 1 %: compress", lambda: sparse.gather_strata(gradient, 1, 0, False, values), 0.7, 0.5),
+        Case("random 1 %: scatter-add", lambda: sparse.scatter_strata_add(values, 1, 0, out), 0.4, 0.27),
+    ]
+
+
 def measure(case: Case, source: NDArray[np.float32], copy: NDArray[np.float32], rounds: int) -> Figure:
     """Run copy and kernel in turn; the first pair only warms up."""
     seconds, ratios = [], []
@@ -169,7 +208,8 @@ def main(elements: int, rounds: int, choice: str) -> None:
     twin.warm_up()
     gradient = np.random.default_rng(0).standard_normal(elements, dtype=np.float32)
     copy: NDArray[Any] = np.zeros_like(gradient)
-    rows = cases(twin, gradient) + (qsgd_cases(gradient) if twin.NAME == "numba" else [])
+    rows = [*cases(twin, gradient), *sign_cases(twin, gradient), *sparse_cases(twin, gradient)]
+    rows += qsgd_cases(gradient) if twin.NAME == "numba" else []
     figures = [measure(case, gradient, copy, rounds) for case in rows]
     Console().print(table(figures, f"{elements:,} floats, one thread, {twin.NAME} kernels"))
 

@@ -1,7 +1,8 @@
 """The sum of one chunk's pushes of one round, taken in rank order whatever the order of arrival.
 
 Raw pushes are added as soon as all lower ranks are in, so that at most the out-of-order ones are held. Encoded ones
-stay encoded until the round is complete and are then decoded and summed in one pass.
+stay encoded until the round is complete; then those of a linear codec are added without decoding, and others are
+decoded and summed in one pass.
 """
 
 from __future__ import annotations
@@ -93,6 +94,10 @@ class Aggregate:
 
     def _fold_encoded(self, pushes: list[Encoded]) -> None:
         codec, payload, context = pushes[0]
+        if codec.linear and len(pushes) > 1 and self._dtype == np.float32:  # wider sums keep more than float32 codes
+            total = codec.sum_encoded([push.payload for push in pushes], context)
+            if total is not None:
+                pushes, payload = [Encoded(codec, total, context)], total
         if self._sum is None and len(pushes) == 1:
             self._sum, self._owned = np.empty(context.n, self._dtype), True
             decode_into(codec, payload, self._sum, context)

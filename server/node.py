@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import logging
 import os
@@ -10,7 +11,8 @@ import time
 from collections.abc import Sequence
 
 from kvstore.addresses import advertise, bind_endpoints, scheduler_endpoint
-from kvstore.compression.kernels import warm_up
+from kvstore.compression.policy import policy_from_json
+from kvstore.compression.warm_up import warm_up
 from kvstore.config import Config
 from kvstore.errors import ConfigError, KVStoreError
 from kvstore.loop import Loop
@@ -56,7 +58,9 @@ class ServerMachine:
         if isinstance(message, AskStatus):
             return [Send(sender, self._status(message))]
         if isinstance(message, SetCompression):
-            warm_up()  # a raw job never loads the kernels; ZeroMQ's own threads keep this process alive meanwhile
+            # a raw job never loads the kernels; ZeroMQ's own threads keep this process alive meanwhile
+            with contextlib.suppress(KVStoreError):  # a wrong setting is refused by the shard
+                warm_up(policy_from_json(message.params))
         if sender == SCHEDULER:
             return [*self.member.receive(message, now), *self._follow(now)]
         return self.shard.receive(sender, message, frames, now)

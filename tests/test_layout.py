@@ -46,6 +46,11 @@ TESTED_ELSEWHERE: dict[str, tuple[str, str]] = {
     "kvstore/machine.py": ("tests/kvstore/test_simulator.py", "a protocol and plain data"),
     "server/processes.py": ("tests/server/test_membership.py", "the machine's table, tested through it"),
     "kvstore/adaptive_rules.py": ("tests/kvstore/test_update_rules.py", "all rules pass the same recorded checks"),
+    **{
+        f"compression/{family}_{twin}.py": (f"tests/compression/test_{family}_numpy.py", "compared bit for bit there")
+        for family in ("dense", "dithered", "sparse")
+        for twin in ("numba", "cupy")
+    },
 }
 
 MAY_IMPORT = {

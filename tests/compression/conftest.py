@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import importlib
 import importlib.util
 import os
 import secrets
@@ -10,7 +11,7 @@ import shutil
 import struct
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -41,6 +42,42 @@ def cuda_on_host(tmp_path_factory: pytest.TempPathFactory) -> HostCuda:
     built = subprocess.run(command, capture_output=True, text=True, check=False)
     assert built.returncode == 0, built.stderr
     return HostCuda(ctypes.CDLL(str(library)))
+
+
+@pytest.fixture(scope="session")
+def cuda_files_on_host(tmp_path_factory: pytest.TempPathFactory) -> FilesOnHost:
+    """Runs any kernel of `cuda_text` by its name on the CPU; its file is compiled when it is first needed."""
+    return FilesOnHost(tmp_path_factory.mktemp("cuda_files"), _compiler())
+
+
+@pytest.fixture(params=["numba", "cuda_on_host", pytest.param("cupy", marks=pytest.mark.gpu)])
+def twin_of(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
+    """A family of kernels (`dense`, `dithered`, `sparse`) of every implementation but the reference, for NumPy arrays.
+
+    The launchers for CuPy run over the CUDA text on the host: they are given NumPy arrays and a `launch` of their own.
+    """
+    kind = request.param
+    if kind == "numba":
+        return lambda family: importlib.import_module(f"kvstore.compression.{family}_numba")
+    if kind == "cupy":
+        cupy = cupy_or_skip()
+        return lambda family: FamilyOnDevice(cupy, importlib.import_module(f"kvstore.compression.{family}_cupy"))
+    files: FilesOnHost = request.getfixturevalue("cuda_files_on_host")
+    launcher: Any = ModuleType("kvstore.compression.kernels_cupy")
+    launcher._launch, launcher._check = files.launch, files.check
+    launcher.empty_bytes = kernels.cpu_kernels("numpy").empty_bytes
+    monkeypatch.setitem(sys.modules, launcher.__name__, launcher)
+
+    def load(family: str) -> Any:
+        path = cuda_text.FOLDER.with_name(f"{family}_cupy.py")
+        spec = importlib.util.spec_from_file_location(f"{family}_on_host", path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    return load
 
 
 @pytest.fixture(params=["numpy", "numba", "cuda_on_host", pytest.param("cupy", marks=pytest.mark.gpu)])
@@ -108,6 +145,57 @@ class HostCuda:
         self.library.host_decode2_add_many(_pointer(addresses), ctypes.c_int(len(data)), n, t, _pointer(out))
 
 
+class FilesOnHost:
+    """What `kernels_cupy` offers to its launchers, over NumPy arrays and the CUDA text compiled for the CPU."""
+
+    def __init__(self, folder: Path, compiler: list[str]) -> None:
+        self.folder, self.compiler = folder, compiler
+        self.libraries: dict[str, ctypes.CDLL] = {}
+
+    def launch(self, name: str, where: Any, threads: int, arguments: tuple[Any, ...]) -> None:
+        """A small grid, so that every thread walks in strides."""
+        library = self._library(cuda_text.KERNELS[name])
+        values = [_argument(one) for one in arguments]
+        for block in range(3):
+            for thread in range(5):
+                library.place_thread(3, 5, block, thread)
+                getattr(library, name)(*values)
+
+    def check(self, array: Any, dtype: type, size: int) -> None:
+        assert isinstance(array, np.ndarray)
+        assert (array.dtype, array.shape) == (dtype, (size,))
+        assert array.flags.c_contiguous
+
+    def _library(self, file: str) -> ctypes.CDLL:
+        if file not in self.libraries:
+            text, built = self.folder / f"{file}.cu", self.folder / f"{file}.so"
+            text.write_text(cuda_text.source(file))
+            command = [*self.compiler, "-std=c++17", "-O2", "-ffp-contract=off", "-shared", "-fPIC", f"-I{HERE}"]
+            command += [f'-DCUDA_TEXT="{text}"', "-o", str(built), str(HERE / "cuda_file_on_host.cpp")]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            assert done.returncode == 0, done.stderr
+            self.libraries[file] = ctypes.CDLL(str(built))
+        return self.libraries[file]
+
+
+class FamilyOnDevice:
+    """A family's CuPy kernels for NumPy arrays: all of them go to the device, and all that can change come back."""
+
+    def __init__(self, cupy: ModuleType, family: ModuleType) -> None:
+        self.cupy, self.family = cupy, family
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            moved = [self.cupy.asarray(one) if isinstance(one, np.ndarray) else one for one in arguments]
+            result = getattr(self.family, name)(*moved)
+            for own, there in zip(arguments, moved, strict=True):
+                if isinstance(own, np.ndarray) and own.flags.writeable:
+                    own[...] = there.get()
+            return result.get() if hasattr(result, "get") else result
+
+        return call
+
+
 class OnDevice:
     """The CuPy kernels for NumPy arrays: what they change is copied back."""
 
@@ -140,6 +228,14 @@ class OnDevice:
         o = self.cupy.asarray(out)
         self.kernels.decode2_add_many([self.cupy.asarray(one) for one in data], threshold, o)
         out[:] = o.get()
+
+
+_C_TYPES: dict[str, Any] = {"u4": ctypes.c_uint32, "u8": ctypes.c_uint64, "i4": ctypes.c_int32, "i8": ctypes.c_int64}
+_C_TYPES |= {"f4": ctypes.c_float, "f8": ctypes.c_double}
+
+
+def _argument(value: Any) -> Any:
+    return _pointer(value) if isinstance(value, np.ndarray) else _C_TYPES[value.dtype.str[1:]](value.item())
 
 
 def _pointer(array: NDArray[Any]) -> ctypes.c_void_p:

@@ -136,7 +136,7 @@ def test_to_strings_and_back_loses_nothing(params: Params) -> None:
     ("mapping", "parameter", "text"),
     [
         ({}, "type", "'type' is missing"),
-        ({"threshold": 1}, "type", "one of 2bit, none"),
+        ({"threshold": 1}, "type", "one of .*2bit.*none"),
         ({"type": 2}, "type", "got 2"),
         ({"type": "none"}, "type", r"clear_gradient_compression\(\)"),
         ({"type": "2bit", "threshold": 0}, "threshold", "> 0"),

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from kvstore.compression.codec import Context, Payload
-from kvstore.compression.registry import codec_named
+from kvstore.compression.randomk import RandomK, RandomKParams
+from kvstore.compression.registry import codec_named, make_codec
 from kvstore.errors import PayloadError
 from kvstore.server.aggregate import KEPT_WHERE_IT_ARRIVED, Aggregate, Array, Encoded
 
@@ -114,6 +115,48 @@ def test_half_precision_is_summed_in_float32(dtype: Any) -> None:
 def test_integers_wrap_and_bools_are_ored(dtype: Any, values: list[int], expected: int) -> None:
     result = total([raw(rank, [value], dtype) for rank, value in enumerate(values)], dtype)
     assert (result.dtype, result.tolist()) == (np.dtype(dtype), [expected])
+
+
+def random_k(rank: int, value: float, seed: int = 1, dtype: Any = np.float32) -> Encoded:
+    codec = make_codec(RandomKParams(ratio=0.25))
+    context = Context("w", 40, rank=rank, round=3, seed=seed, dtype=np.dtype(dtype))
+    payload, _ = codec.encode(np.full(40, value, np.float32), None, context)
+    return Encoded(codec, payload, context)
+
+
+def test_a_linear_codec_is_summed_without_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
+    pushes = [random_k(rank, value) for rank, value in enumerate([1e8, 1.0, -1e8, 0.5])]
+    expected = np.zeros(40, np.float32)
+    pushes[3].codec.decode_add(pushes[3].payload, expected, pushes[3].context)
+    decoded = []
+    original = RandomK.decode_add
+
+    def decode_add(self: RandomK, payload: Payload, out: Any, ctx: Context) -> None:
+        decoded.append(payload)
+        original(self, payload, out, ctx)
+
+    monkeypatch.setattr(RandomK, "decode_add", decode_add)
+    for arrival in itertools.permutations(pushes):
+        assert total(list(arrival)).tobytes() == expected.tobytes()  # in rank order: ((1e8 + 1) - 1e8) + 0.5
+    assert len(decoded) == 24  # once for each round
+    assert np.count_nonzero(expected) == 10
+
+
+def test_linear_payloads_of_other_places_are_decoded() -> None:
+    result = total([random_k(0, 1, seed=1), random_k(1, 2, seed=2)])
+    assert result.sum() == 30
+    assert set(result.tolist()) <= {0, 1, 2, 3}
+
+
+def test_linear_sums_of_wide_keys_are_wide() -> None:
+    pushes = [random_k(rank, value, dtype=np.float64) for rank, value in enumerate([1e8, 1.0, -1e8])]
+    assert total(pushes, np.float64).sum() == 10
+
+
+def test_a_linear_sum_that_leaves_float32_is_that_of_decoded_values() -> None:
+    with np.errstate(over="ignore"):
+        result = total([random_k(rank, 3e38) for rank in range(2)])
+    assert np.isinf(result).sum() == 10
 
 
 def test_float64_keeps_its_precision() -> None:
