@@ -86,12 +86,20 @@ class KeyEncoder:
     """
 
     def __init__(
-        self, key: Key, n: int, dtype: np.dtype[Any], *, rank: int = 0, chunk_elements: int = CHUNK_ELEMENTS
+        self,
+        key: Key,
+        n: int,
+        dtype: np.dtype[Any],
+        *,
+        rank: int = 0,
+        place: int = 0,
+        chunk_elements: int = CHUNK_ELEMENTS,
     ) -> None:
         self.key = key
         self.n = n
         self.dtype = np.dtype(dtype)
         self.rank = rank
+        self.place = place  # in a list of arrays; each draws random numbers of its own
         self.chunk_elements = chunk_elements
         self.residual = Residual(n, chunk_elements)
         self.earlier = 0
@@ -151,7 +159,7 @@ class KeyEncoder:
                 n=n,
                 chunk=index,
                 offset=start,
-                rank=self.rank,
+                rank=self.rank + self.place,
                 round=prepared.round,
                 seed=0 if codec is None else codec.params.seed,
                 dtype=self.dtype,

@@ -107,7 +107,7 @@ class LocalKey:
         if not is_float(dtype) or (params.type == RAW.type and not any(one.residual for one in self.encoders)):
             return Fit(flats, ())
         while len(self.encoders) < len(flats):
-            self.encoders.append(KeyEncoder(self.key, self.n, dtype, rank=len(self.encoders)))
+            self.encoders.append(KeyEncoder(self.key, self.n, dtype, place=len(self.encoders)))
         turn = self.counters.pushes + 1
         encoded = []
         for encoder, flat in zip(self.encoders, flats, strict=False):
