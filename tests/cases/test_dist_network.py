@@ -151,7 +151,8 @@ def test_r43_an_interface_that_does_not_exist_lists_those_that_do(run_job: Any) 
     result = run_job(train, workers=1, servers=1, env=ENV, options=["--interface", "nope7", "--grace", "0.5"])
     assert result.code not in (0, None) and time.monotonic() - began < SOON
     assert "'nope7' (DMLC_INTERFACE) does not exist" in result.output and "lo (127.0.0.1" in result.output
-    assert "Traceback" not in result.output
+    servers = [line for line in result.output.splitlines() if line.startswith("server")]
+    assert servers and not any("Traceback" in line for line in servers)  # the worker may be told, and raises
 
 
 # --- R44: ports ---------------------------------------------------------------------------------------------------
