@@ -38,7 +38,9 @@ def test_launches_every_kernel_by_its_name() -> None:
     launched = {
         call.args[0].value
         for call in calls
-        if isinstance(call.func, ast.Name) and call.func.id in ("_launch", "launch") and isinstance(call.args[0], ast.Constant)
+        if isinstance(call.func, ast.Name)
+        and call.func.id in ("_launch", "launch")
+        and isinstance(call.args[0], ast.Constant)
     }
     assert launched == set(cuda_text.KERNELS)
 
