@@ -6,18 +6,10 @@ average, and nothing needs to be agreed. Chunks do not depend on S: results are 
 
 from __future__ import annotations
 
-import hashlib
-import struct
-from functools import lru_cache
-
+from kvstore.compression.hashing import key_hash
 from kvstore.messages import Key
 
-
-@lru_cache(maxsize=65536, typed=True)
-def key_hash(key: Key) -> int:
-    """64-bit hash: first 8 bytes, little endian, of blake2b over b's' + utf-8 or b'i' + int64 little endian."""
-    text = b"s" + key.encode("utf-8", "surrogatepass") if isinstance(key, str) else b"i" + struct.pack("<q", key)
-    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
+__all__ = ["chunk_count", "chunk_range", "key_hash", "server_of"]
 
 
 def chunk_count(elements: int, chunk_elements: int) -> int:

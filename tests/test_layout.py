@@ -33,6 +33,7 @@ OWNERS: dict[str, tuple[str, ...]] = {
 
 # Modules without a test file of their own: the file that tests them instead, and why.
 TESTED_ELSEWHERE: dict[str, tuple[str, str]] = {
+    "compression/philox_numba.py": ("tests/compression/test_philox.py", "all twins pass the same tests"),
     "kvstore/__init__.py": ("tests/test_layout.py", "re-exports only"),
     "kvstore/machine.py": ("tests/kvstore/test_simulator.py", "a protocol and plain data"),
     "server/processes.py": ("tests/server/test_membership.py", "the machine's table, tested through it"),

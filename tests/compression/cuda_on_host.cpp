@@ -2,6 +2,8 @@
 #include "host_shim.h"
 
 #include "max_abs.cu"
+#include "philox.cu"
+#include "dither.cu"
 #include "twobit.cu"
 
 extern "C" {
@@ -22,5 +24,10 @@ void host_decode2_add_many(
     const unsigned long long* data, int workers, long long n, float threshold, float* out)
 {
     launch(decode2_add_many, data, workers, n, threshold, out);
+}
+
+void host_dither16(unsigned long long key, unsigned int chunk, long long n, unsigned short* out)
+{
+    launch(dither16, key, chunk, n, out);
 }
 }
