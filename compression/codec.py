@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
+from functools import cache
 from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeAlias, cast, runtime_checkable
 
 import msgspec
@@ -33,6 +34,11 @@ class CompressionType(StrEnum):
 
     NONE = "none"
     TWO_BIT = "2bit"
+    DGC = "dgc"
+    DRIVE = "drive"
+    EDEN = "eden"
+    EF21 = "ef21"
+    POWERSGD = "powersgd"
 
 
 class OnNonFinite(StrEnum):
@@ -56,7 +62,8 @@ class Params(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     min_elements: keys with fewer elements travel raw (1,000 to 10,000 is sensible in training).
     on_nonfinite: what happens to a gradient with NaN or infinity.
     error_feedback: keep what was not sent and add it to the next push.
-    momentum: momentum correction at the worker; only 0 (none) is available.
+    momentum: momentum correction at the worker: u = momentum * u + gradient is sent in place of the gradient; the
+        optimizer on the servers must then have no momentum of its own. 0: none.
     warmup_rounds: the first so many rounds of each key travel raw.
     seed: of the random numbers, for codecs that draw some.
     pull: how pulled values travel; only `none` (full precision) is available.
@@ -65,7 +72,7 @@ class Params(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     min_elements: Annotated[int, msgspec.Meta(ge=0)] = 0
     on_nonfinite: OnNonFinite = OnNonFinite.REFUSE
     error_feedback: Feedback = Feedback.AUTO
-    momentum: Annotated[float, msgspec.Meta(ge=0, le=0)] = 0.0
+    momentum: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.0
     warmup_rounds: Annotated[int, msgspec.Meta(ge=0)] = 0
     seed: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] = 0
     pull: Literal["none"] = "none"
@@ -136,7 +143,8 @@ class Context(msgspec.Struct, frozen=True, eq=False):
     """Which chunk is being encoded or decoded, known alike to both sides.
 
     Elements `offset .. offset + n` of the flattened key; `dtype` is the key's; `round` is the number of this
-    push of the key by this worker, the first being 1.
+    push of the key by this worker, the first being 1. `shape`: the key's, and `earlier`:
+    pushes before a `load`, not counted in `round`; encoders know them, decoders do not.
     """
 
     key: Key
@@ -148,6 +156,8 @@ class Context(msgspec.Struct, frozen=True, eq=False):
     seed: int = 0
     dtype: np.dtype[Any] = np.dtype(np.float32)
     limits: Limits = Limits()
+    shape: tuple[int, ...] = ()
+    earlier: int = 0
 
     def __str__(self) -> str:
         return f"key {self.key!r}, chunk {self.chunk}, rank {self.rank}"
@@ -239,6 +249,24 @@ class FusedFeedback(Protocol):
 
 
 @runtime_checkable
+class SizedByShape(Protocol):
+    """A codec of whole keys whose size follows from the key's shape alone."""
+
+    def encoded_bytes(self, shape: tuple[int, ...]) -> int | None:
+        """Bytes that a key of this shape takes; None where it travels raw."""
+        ...
+
+
+@runtime_checkable
+class MaskingMomentum(Protocol):
+    """A codec that stops the momentum of what it sent (Lin et al. 2018, arXiv:1712.01887, section 3.2)."""
+
+    def clipped(self, norm: float) -> float:
+        """Factor for a gradient of this l2 norm before it enters the momentum; 1 leaves it."""
+        ...
+
+
+@runtime_checkable
 class DecodesInto(Protocol):
     """A codec that can decode into an array faster than add to one."""
 
@@ -254,6 +282,17 @@ class Accumulating(Protocol):
     def accumulate(self, payloads: Sequence[Payload], out: Array, ctxs: Sequence[Context]) -> None:
         """out += the sum of the decoded payloads, one context each."""
         ...
+
+
+def satisfies(codec: object, protocol: type[Any]) -> bool:
+    """Whether a codec (None does not) offers what one of the protocols above asks for."""
+    kinds: tuple[Any, Any] = type(codec), protocol
+    return _offers(*kinds)
+
+
+@cache
+def _offers(codec: type[Any], protocol: type[Any]) -> bool:
+    return issubclass(codec, protocol)  # asked for every chunk, and slow to find out
 
 
 def payload_bytes(payload: Payload, expected: int, ctx: Context) -> Array:

@@ -14,7 +14,7 @@ from kvstore.compression.kernels import kernels_for
 
 
 class Residual:
-    """The unsent gradient of one whole key, float32, beside the gradients (host or device).
+    """The unsent gradient (or the momentum) of one whole key, float32, beside the gradients (host or device).
 
     Memory is taken at the first compressed push and given back when everything was sent raw. `bound` is a
     number that no element's absolute value exceeds: it tells cheaply that x + residual cannot overflow.
@@ -72,8 +72,9 @@ class Residual:
         self.bound = kernels_for(self._values).max_abs(self._values)
 
 
-def leave_unsent(codec: Codec, p: Array, payload: Payload, residual: Array, ctx: Context) -> None:
-    """residual <- p - decoded(payload): the general rule, for codecs that do not do it themselves."""
+def leave_unsent(codec: Codec, p: Array, payload: Payload, residual: Array, ctx: Context) -> Array:
+    """residual <- p - decoded(payload): the general rule, for codecs that do not do it themselves. Returns decoded."""
     sent = np.zeros_like(p)
     codec.decode_add(payload, sent, ctx)
     np.subtract(p, sent, out=residual)
+    return sent

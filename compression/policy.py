@@ -12,13 +12,14 @@ import numpy as np
 
 from kvstore.compression.codec import CompressionType, Key, Params, parameter_error
 from kvstore.compression.none import NoneParams
-from kvstore.compression.registry import params_to_strings, parse_params
+from kvstore.compression.registry import codec_class, params_to_strings, parse_params
 from kvstore.errors import ConfigError
 
 FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
 """Dtypes that codecs take; all others travel raw."""
 
 RAW = NoneParams()
+_ANY_SIZE = 2**62
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,11 @@ class CompressionPolicy:
             return RAW
         return self._unless_small(self.default, n_elements)
 
+    def whole(self, key: Key, dtype: np.dtype[Any]) -> bool:
+        """Whether a key of this name, whatever its size, may be encoded whole, so that one server must hold it."""
+        params = self.params_for(key, _ANY_SIZE, dtype)
+        return bool(codec_class(params.type).unit == "key")
+
     def to_wire(self) -> dict[str, Any]:
         """Plain text data, in the order of the patterns; equal for equal policies."""
         return {
@@ -82,7 +88,9 @@ class CompressionPolicy:
 
     @staticmethod
     def _unless_small(params: Params, n_elements: int) -> Params:
-        return RAW if n_elements < params.min_elements else params
+        if n_elements >= params.min_elements:
+            return params
+        return RAW if not params.momentum else NoneParams(momentum=params.momentum, on_nonfinite=params.on_nonfinite)
 
 
 def policy_to_json(policy: CompressionPolicy | None) -> str:

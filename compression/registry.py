@@ -7,6 +7,7 @@ entry point of the group `gradkv.codecs`: name = 'package.module:Class'.
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -22,9 +23,11 @@ from kvstore.compression.codec import (
     CompressionType,
     Feedback,
     Params,
+    SizedByShape,
     allowed_values,
     check_parameter,
     parameter_error,
+    satisfies,
 )
 from kvstore.errors import ConfigError, ParameterError, UnknownNameError, nearest_first
 
@@ -33,6 +36,11 @@ ENTRY_POINTS = "gradkv.codecs"
 _CODECS: dict[str, str | type[Any]] = {
     CompressionType.NONE.value: "kvstore.compression.none:NoneCodec",
     CompressionType.TWO_BIT.value: "kvstore.compression.twobit:TwoBit",
+    CompressionType.DGC.value: "kvstore.compression.dgc:Dgc",
+    CompressionType.DRIVE.value: "kvstore.compression.eden:Drive",
+    CompressionType.EDEN.value: "kvstore.compression.eden:Eden",
+    CompressionType.EF21.value: "kvstore.compression.ef21:Ef21",
+    CompressionType.POWERSGD.value: "kvstore.compression.powersgd:PowerSgd",
 }
 CODECS: Mapping[str, str | type[Any]] = MappingProxyType(_CODECS)
 """What is registered, without entry points; a view, not to be changed."""
@@ -195,7 +203,7 @@ def _row(name: str) -> CodecRow:
         name=name,
         summary=(cls.__doc__ or "").strip().splitlines()[0],
         parameters=parameters,
-        bits_per_element=8 * codec.max_bytes(_SAMPLE, np.dtype(np.float32)) / _SAMPLE,
+        bits_per_element=8 * _sample_bytes(codec) / _SAMPLE,
         unit=codec.unit,
         unbiased=codec.unbiased,
         contraction=codec.contraction,
@@ -203,6 +211,15 @@ def _row(name: str) -> CodecRow:
         accumulates=codec.accumulates,
         feedback=codec.feedback,
     )
+
+
+def _sample_bytes(codec: Codec) -> int:
+    """Bytes of a million float32, as a square matrix where the shape counts."""
+    if satisfies(codec, SizedByShape):
+        side = math.isqrt(_SAMPLE)
+        size = cast(SizedByShape, codec).encoded_bytes((side, side))
+        return 4 * _SAMPLE if size is None else size
+    return codec.max_bytes(_SAMPLE, np.dtype(np.float32))
 
 
 def _type_name(given: object) -> str:

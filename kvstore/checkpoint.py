@@ -85,6 +85,8 @@ class Checkpoint:
     """Names this save, alike in all its files; see `new_save`."""
     residuals: dict[Key, Array] = field(default_factory=dict)
     """Unsent gradient per key: flat float32; one key's devices one after another."""
+    codec: dict[Key, dict[str, Array]] = field(default_factory=dict)
+    """What codecs keep of each key, beside the residual: name -> array."""
     extra: dict[str, Any] = field(default_factory=dict)
     """Anything else, as plain JSON data."""
 
@@ -161,9 +163,10 @@ def _walk(checkpoint: Checkpoint) -> Iterator[tuple[str, Key, str, Array]]:
     ):
         for key, array in arrays.items():
             yield kind, key, "", array
-    for key, parts in checkpoint.state.items():
-        for part, array in parts.items():
-            yield "state", key, part, array
+    for kind, groups in (("state", checkpoint.state), ("codec", checkpoint.codec)):
+        for key, parts in groups.items():
+            for part, array in parts.items():
+                yield kind, key, part, array
 
 
 def _storable(array: Array, key: Key) -> Array:
@@ -326,6 +329,8 @@ def _place(path: Path, checkpoint: Checkpoint, place: _Tensor, array: Array) -> 
             checkpoint.residuals[place.key] = array
         case "state":
             checkpoint.state.setdefault(place.key, {})[place.part] = array
+        case "codec":
+            checkpoint.codec.setdefault(place.key, {})[place.part] = array
         case _:
             _refuse(path, f"holds a tensor of unknown kind {place.kind!r}")
 
@@ -338,7 +343,7 @@ def _check(checkpoint: Checkpoint) -> None:
             raise ArrayError(f"key {key!r}: the {kind} has dtype {array.dtype}, it must be float32", key=key)
         if kind in ("state", "residual") and array.ndim != 1:
             raise ArrayError(f"key {key!r}: the {kind} {part} has {array.ndim} dimensions, it must be flat", key=key)
-        if value is None or kind == "value":
+        if value is None or kind in ("value", "codec"):
             continue
         fits = {
             "master": array.shape == value.shape,

@@ -11,6 +11,7 @@ import msgspec
 
 from kvstore.errors import ConfigError, ParameterError, nearest_first
 from kvstore.messages import Role
+from kvstore.on_stale import OnStale
 from kvstore.wire import Limits
 
 Positive: TypeAlias = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
@@ -26,7 +27,11 @@ class TransportName(StrEnum):
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of one process of a job. `ENVIRONMENT` names the variable of each field."""
+    """Settings of one process of a job. `ENVIRONMENT` names the variable of each field.
+
+    staleness: bound of an asynchronous store, None for none: in rounds of workers for `on_stale` block, in updates of
+        the server for drop and scale. smoothness: the loss's Lipschitz constant L, for the check of the learning rate.
+    """
 
     role: Role = Role.WORKER
     root_uri: str = ""
@@ -51,6 +56,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     credit_bytes: Annotated[int, msgspec.Meta(ge=1024)] = 8 << 20
     queue_bytes: Annotated[int, msgspec.Meta(ge=1024)] = 256 << 20
     checksum: bool = False
+    staleness: Annotated[int, msgspec.Meta(ge=0, le=2**31)] | None = None
+    on_stale: OnStale = OnStale.BLOCK
+    smoothness: Positive | None = None
     log: str = "warning"
 
     @property
@@ -83,6 +91,9 @@ ENVIRONMENT: Mapping[str, str] = {
     "credit_bytes": "KVSTORE_CREDIT_BYTES",
     "queue_bytes": "KVSTORE_QUEUE_BYTES",
     "checksum": "KVSTORE_CHECKSUM",
+    "staleness": "KVSTORE_STALENESS",
+    "on_stale": "KVSTORE_ON_STALE",
+    "smoothness": "KVSTORE_SMOOTHNESS",
     "log": "KVSTORE_LOG",
 }
 REQUIRED = ("root_uri", "root_port", "num_workers", "num_servers")
@@ -145,6 +156,11 @@ def _validated(config: Config) -> Config:
                 f"{ENVIRONMENT[name]} is {chosen}, but the job has {limit}: allowed are 0 to {limit - 1}",
                 parameter=name, given=str(chosen), allowed=f"0..{limit - 1}",
             )  # fmt: skip
+    if config.staleness == 0 and config.on_stale is OnStale.SCALE:
+        raise ParameterError(
+            "KVSTORE_ON_STALE=scale needs a staleness of 1 or more: with 0 every late push would be multiplied by 0",
+            parameter="staleness", given="0", allowed=">= 1",
+        )  # fmt: skip
     if config.dead_after < 2 * config.heartbeat:
         raise ParameterError(
             f"KVSTORE_DEAD_AFTER {config.dead_after} must be at least twice KVSTORE_HEARTBEAT {config.heartbeat}",

@@ -27,6 +27,7 @@ from kvstore.dist_link import Link
 from kvstore.dist_settings import JobSettings
 from kvstore.dist_state import DistState
 from kvstore.dist_stats import collect
+from kvstore.dist_whole import check_placement, check_whole
 from kvstore.errors import (
     ArrayError,
     ClosedError,
@@ -43,6 +44,7 @@ from kvstore.keys import pair_outs, pair_values
 from kvstore.machine import SCHEDULER
 from kvstore.messages import Key, Role
 from kvstore.optimizer import make_spec
+from kvstore.staleness import bounded_rate, check_synchronous, rate_from_theory
 from kvstore.store import Array, Keys, KVStore, Updater, role_to_count
 from kvstore.worker_thread import WorkerThread
 
@@ -52,6 +54,8 @@ class DistStore(KVStore):
 
     def __init__(self, name: str, config: Config, average: bool = False) -> None:
         """`name`: 'dist_sync', 'dist_async' or the same with 'device', which sums on the arrays' device."""
+        if not name.endswith("_async"):
+            check_synchronous(name, config)
         self._name = name
         self._config = config
         self._sync = name.endswith("_sync")
@@ -188,7 +192,7 @@ class DistStore(KVStore):
             self._link.check_room()
             prepared = self._prepared(keys, [arrays for _, arrays in pairs])
             finish = finisher(key, out, keys, given, destinations) if destinations is not None else None
-            count = sum(len(one.chunks) for one in keys) * (2 if pull else 1)
+            count = sum(one.parts for one in prepared) + (sum(len(one.chunks) for one in keys) if pull else 0)
             operation, handle = self._link.begin(f"{what} of {listed(keys)}", count, finish)
             batches = push_parts(list(zip(keys, prepared, strict=True)), destinations, priority, copy)
             self._link.feed(operation, batches, pushed_bytes)
@@ -198,7 +202,7 @@ class DistStore(KVStore):
         """Sum over devices and check everything; nothing has changed when this raises."""
         policy = self._settings.compression
         try:
-            return [
+            prepared = [
                 key.encoder.prepare(
                     key.reduce(arrays, self._on_device),
                     RAW if policy is None else policy.params_for(key.key, key.elements, key.dtype),
@@ -206,6 +210,8 @@ class DistStore(KVStore):
                 )
                 for key, arrays in zip(keys, values, strict=True)
             ]
+            check_whole(zip(keys, prepared, strict=True), self._config.limits.frame)
+            return prepared
         except NonFiniteError as error:
             parts = requests.refusals(keys, error)
             operation, handle = self._link.begin("refusal", len(parts))
@@ -225,7 +231,7 @@ class DistStore(KVStore):
 
     def set_optimizer(self, optimizer: Any, **params: Any) -> None:
         """See `KVStore`. Rank 0's call installs it on the servers; other ranks' calls wait for that and compare."""
-        spec = make_spec(optimizer, **params)
+        spec = bounded_rate(make_spec(optimizer, **rate_from_theory(params, self._config)), self._config)
         with self._opened():
             self._settings.set_optimizer(spec)
 
@@ -253,6 +259,7 @@ class DistStore(KVStore):
         with self._opened():
             for key in self._keys.values():
                 policy.params_for(key.key, key.elements, key.dtype)
+            check_placement(policy, self._keys.values())
             self._settings.set_compression(policy)
 
     def clear_gradient_compression(self, flush: bool = True) -> None:
@@ -356,9 +363,12 @@ class DistStore(KVStore):
     def _new_key(self, key: Key, array: Any) -> DistKey:
         config = self._config
         template = describe(array, key)
+        policy = self._settings.compression
+        whole = self._settings.whole or (policy is not None and policy.whole(key, template.dtype))
         return DistKey(
-            key, template, config.chunk_elements, config.num_servers, self.rank, self._settings.whole, epoch=1
-        )
+            key, template, config.chunk_elements, config.num_servers, self.rank, whole,
+            -1 if config.staleness is None else config.staleness, config.on_stale, epoch=1,
+        )  # fmt: skip
 
     def _redefined(self, key: Key, array: Any) -> DistKey:
         old, new = self._keys.get(key), self._new_key(key, array)
@@ -383,4 +393,4 @@ class DistStore(KVStore):
     def _state(self) -> DistState:
         gone = dict(self._thread.machine.member.gone)
         live = [rank for rank in range(self.num_workers) if (Role.WORKER, rank) not in gone]
-        return DistState(self._link, self._keys, self.rank, min(live), self._settings.agree)
+        return DistState(self._link, self._keys, self.rank, min(live), self._settings.agree, self.num_workers)

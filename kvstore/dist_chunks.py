@@ -19,6 +19,7 @@ from kvstore.operation import Answer, Request
 WAVE = 16
 """Chunks read or written at once."""
 PREFIX = "state:"
+KEPT = "kept:"
 
 
 class ChunkStates:
@@ -54,6 +55,9 @@ class ChunkStates:
                 checkpoint.values[key.key] = arrays.pop("value").reshape(shape)
             if "master" in arrays:
                 checkpoint.masters[key.key] = arrays.pop("master").reshape(shape)
+            kept = {name: arrays.pop(name) for name in list(arrays) if name.startswith(KEPT)}
+            if kept:
+                checkpoint.codec[key.key] = kept
             if arrays:
                 checkpoint.state[key.key] = {name.removeprefix(PREFIX): array for name, array in arrays.items()}
             checkpoint.steps[key.key] = max(state.step for state, _ in states)
@@ -99,6 +103,9 @@ class ChunkStates:
         for name, kept in (("value", checkpoint.values), ("master", checkpoint.masters)):
             if key.key in kept:
                 arrays[name] = kept[key.key].reshape(-1)[part]
+        for name, array in checkpoint.codec.get(key.key, {}).items():
+            if name.startswith(KEPT):
+                arrays[name] = array[part]
         for name, array in checkpoint.state.get(key.key, {}).items():
             arrays[PREFIX + name] = array[part]
         frames = [as_bytes_view(np.ascontiguousarray(array)) for array in arrays.values()]

@@ -40,7 +40,8 @@ def push_parts(
             key.counters.encode_seconds += time.perf_counter() - started
             batch.append(_push(key, chunk, priority, borrowed=not copy))
             if destinations is not None:
-                batch.append(_pull(key, destinations[position], chunk.index, priority))
+                asked = key.chunks if chunk.whole else (chunk.index,)
+                batch += [_pull(key, destinations[position], index, priority) for index in asked]
             waiting += chunk.nbytes
             raw_waiting += chunk.raw_nbytes
             if waiting >= BATCH_BYTES or raw_waiting >= RAW_BATCH_BYTES:
@@ -62,8 +63,9 @@ def pull_parts(keys: Sequence[DistKey], destinations: Sequence[Destination], pri
 def _push(key: DistKey, chunk: EncodedChunk, priority: int, borrowed: bool) -> Push:
     key.counters.raw_bytes += chunk.raw_nbytes
     key.counters.sent_bytes += chunk.nbytes
-    entry = PushEntry(key.key, chunk.index, key.round, chunk.codec, dict(chunk.payload.meta))
-    return Push(key.server(chunk.index), entry, memoryview(chunk.payload.data), priority, borrowed)
+    entry = PushEntry(key.key, chunk.index, key.round, chunk.codec, dict(chunk.payload.meta), chunk.whole)
+    stands_for = len(key.chunks) if chunk.whole else 1
+    return Push(key.server(chunk.index), entry, memoryview(chunk.payload.data), priority, borrowed, stands_for)
 
 
 def _pull(key: DistKey, destination: Destination, chunk: int, priority: int) -> Pull:

@@ -13,6 +13,7 @@ from kvstore.arrays import Template, like, write_into
 from kvstore.compression.encoder import KeyEncoder
 from kvstore.dtypes import DType, NDArray
 from kvstore.messages import ChunkEntry, Key
+from kvstore.on_stale import OnStale
 from kvstore.partition import chunk_count, chunk_range, server_of
 from kvstore.reduction import check_match, flattened, sum_in_order
 
@@ -40,6 +41,8 @@ class DistKey:
     num_servers: int
     rank: int
     whole: bool = False
+    staleness: int = -1
+    on_stale: OnStale = OnStale.BLOCK
     round: int = 0
     epoch: int = 0
     counters: KeyCounters = field(default_factory=KeyCounters)
@@ -50,7 +53,14 @@ class DistKey:
 
     def new_encoder(self) -> KeyEncoder:
         """An encoder for this key that has seen nothing yet."""
-        return KeyEncoder(self.key, self.elements, self.dtype, rank=self.rank, chunk_elements=self.chunk_elements)
+        return KeyEncoder(
+            self.key,
+            self.elements,
+            self.dtype,
+            rank=self.rank,
+            chunk_elements=self.chunk_elements,
+            shape=self.template.shape,
+        )
 
     @property
     def dtype(self) -> DType:

@@ -36,8 +36,9 @@ def assignments(
     for key, flat in keys:
         for chunk in key.chunks:
             entry = AssignEntry(
-                key.key, chunk, key.template.shape, key.dtype.name, key.epoch, key.round, sync, average, key.whole
-            )
+                key.key, chunk, key.template.shape, key.dtype.name, key.epoch, key.round, sync, average, key.whole,
+                key.staleness, key.on_stale,
+            )  # fmt: skip
             frame = as_bytes_view(flat[key.part(chunk)])
             server, size = key.server(chunk), frame_bytes(frame)
             batch = batches.setdefault(server, _Batch())
@@ -112,7 +113,18 @@ def _declare(
     server: int, keys: list[DistKey], sync: bool, average: bool, learn: Callable[[Key, bool], None]
 ) -> Request:
     entries = [
-        DeclareEntry(key.key, key.template.shape, key.dtype.name, key.epoch, sync, average, key.round) for key in keys
+        DeclareEntry(
+            key.key,
+            key.template.shape,
+            key.dtype.name,
+            key.epoch,
+            sync,
+            average,
+            key.round,
+            key.staleness,
+            key.on_stale,
+        )
+        for key in keys
     ]
 
     def build(number: int, left: float) -> Declare:

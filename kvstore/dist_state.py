@@ -22,8 +22,10 @@ from kvstore.checkpoint import Checkpoint, Header, new_save, read_checkpoint, re
 from kvstore.checkpoint_fit import Extent, check_states, check_values, fill_encoder, optimizer_in, require_states
 from kvstore.compression.encoder import KeyEncoder
 from kvstore.dist_chunks import ChunkStates
+from kvstore.dist_codec_state import check_increments, encoder_states, increments_in, own_checkpoint
 from kvstore.dist_key import DistKey
 from kvstore.dist_link import Link
+from kvstore.dtypes import NDArray
 from kvstore.errors import CheckpointError, ConfigError, KVStoreError, MismatchError, PeerLeftError, PeerLostError
 from kvstore.messages import Key
 from kvstore.optimizer import create_optimizer, spec_from_json, spec_to_json
@@ -35,7 +37,13 @@ class DistState:
     """One rank's part in a save or load. `agree(topic, text)` raises where the ranks' texts differ."""
 
     def __init__(
-        self, link: Link, keys: Mapping[Key, DistKey], rank: int, writer: int, agree: Callable[[str, str], None]
+        self,
+        link: Link,
+        keys: Mapping[Key, DistKey],
+        rank: int,
+        writer: int,
+        agree: Callable[[str, str], None],
+        num_workers: int = 1,
     ) -> None:
         """`writer`: the rank that reads and writes the shared file."""
         self._chunks = ChunkStates(link, keys, rank)
@@ -43,6 +51,7 @@ class DistState:
         self._rank = rank
         self._writes = rank == writer
         self._agree = agree
+        self._num_workers = num_workers
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write everything. With a rank gone, what is left is saved, but of the residuals only the writer's.
@@ -88,7 +97,15 @@ class DistState:
             check_values(name, checkpoint, self._extents())
             return checkpoint
 
-        self._load(name, check, lambda header: encoders.update(self._own_encoders(name, header)))
+        def own(header: Header, shared: Checkpoint | None) -> str:
+            mine = self._own_file(name, header.save)
+            states = encoder_states(mine, self._keys, name)
+            if shared is not None:
+                check_increments(shared, states, self._num_workers, name)
+            encoders.update(self._own_encoders(name, header.rounds | mine.rounds, states))
+            return increments_in(states)
+
+        self._load(name, check, own)
         for key, encoder in encoders.items():
             self._keys[key].encoder = encoder
 
@@ -106,7 +123,7 @@ class DistState:
                 optimizer=read.optimizer, optimizer_name=read.optimizer_name, state=read.state, steps=read.steps
             )
 
-        self._load(name, states, lambda header: None)
+        self._load(name, states, lambda header, shared: "")
 
     # --- saving ---------------------------------------------------------------------------------------------------
 
@@ -121,6 +138,8 @@ class DistState:
     def _everything(self) -> Checkpoint:
         checkpoint = self._read(values=True)
         checkpoint.save, checkpoint.rounds = new_save(), self._rounds()
+        if checkpoint.codec:  # sums of increments, which are nothing without those of all workers
+            checkpoint.extra["workers"] = self._num_workers
         return checkpoint
 
     def _save_shared(self, path: str, make: Callable[[], Checkpoint]) -> bool:
@@ -141,12 +160,10 @@ class DistState:
 
     def _save_own(self, path: str, keep: bool) -> None:
         """Write this rank's file, or remove an older one."""
-        states = {key.key: key.encoder.state() for key in self._keys.values()}
-        residuals = {key: state["residual"] for key, state in states.items() if "residual" in state}
-        own = self._own_path(path)
-        if residuals and keep:
-            save = read_header(path).save
-            write_checkpoint(own, Checkpoint(residuals=residuals, rounds=self._rounds(), save=save))
+        mine, own = own_checkpoint(self._keys.values()), self._own_path(path)
+        if (mine.residuals or mine.codec) and keep:
+            mine.rounds, mine.save = self._rounds(), read_header(path).save
+            write_checkpoint(own, mine)
             return
         try:
             own.unlink(missing_ok=True)
@@ -158,8 +175,16 @@ class DistState:
 
     # --- loading --------------------------------------------------------------------------------------------------
 
-    def _load(self, path: str, take: Callable[[Checkpoint], Checkpoint], own: Callable[[Header], None]) -> None:
-        """Read on every rank, agree that all could, write, agree about that. `take` checks what rank 0 has read."""
+    def _load(
+        self,
+        path: str,
+        take: Callable[[Checkpoint], Checkpoint],
+        own: Callable[[Header, Checkpoint | None], str],
+    ) -> None:
+        """Read on every rank, agree that all could, write, agree about that. `take` checks what rank 0 has read.
+
+        `own` reads this rank's file; what it returns must be alike on all ranks. It is given what rank 0 has read.
+        """
         shared: list[Checkpoint] = []
         digest = ""
 
@@ -169,8 +194,7 @@ class DistState:
                 shared.append(take(read_checkpoint(path)))
                 self._check_states(path, shared[0])
             header = read_header(path)
-            own(header)
-            digest = header.digest
+            digest = header.digest + own(header, shared[0] if shared else None)
 
         def write() -> None:
             for checkpoint in shared:
@@ -202,18 +226,15 @@ class DistState:
             self._chunks.install(spec_to_json(spec_from_json(msgspec.json.encode(checkpoint.optimizer))))
         self._chunks.write(checkpoint)
 
-    def _own_encoders(self, path: str, header: Header) -> dict[Key, KeyEncoder]:
-        """New encoders with what this rank left unsent and the number of its pushes."""
-        own = self._own_file(path, header.save)
-        rounds = header.rounds | own.rounds
+    def _own_encoders(
+        self, path: str, rounds: Mapping[Key, int], states: Mapping[Key, Mapping[str, NDArray]]
+    ) -> dict[Key, KeyEncoder]:
+        """New encoders with what this rank left unsent, what its codecs keep, and the number of its pushes."""
         encoders = {}
         for key in self._keys.values():
-            residual = own.residuals.pop(key.key, None)
-            saved = {} if residual is None else {"residual": residual}
+            saved = states.get(key.key, {})
             encoder = encoders[key.key] = fill_encoder(str(self._own_path(path)), key.new_encoder(), saved)
             encoder.earlier = rounds.get(key.key, 0) - key.round
-        for stray in own.residuals:
-            raise CheckpointError(f"{path}: the residual of key {stray!r} belongs to no key here", path=path, key=stray)
         return encoders
 
     def _own_file(self, path: str, save: str) -> Checkpoint:

@@ -38,6 +38,7 @@ class PushPart:
     frame: Frame
     priority: int
     server: int
+    stands_for: int = 1
 
     @property
     def size(self) -> int:

@@ -15,13 +15,15 @@ from kvstore.compression.encoder import KeyEncoder
 from kvstore.dtypes import NDArray, accumulator
 from kvstore.errors import CheckpointError, ParameterError
 from kvstore.keys import keys_of
-from kvstore.local_key import LocalKey
+from kvstore.local_key import Kept, LocalKey
 from kvstore.messages import Key
 from kvstore.optimizer import OptimizerSpec
 from kvstore.reduction import to_host
 
-Encoders: TypeAlias = dict[Key, list[KeyEncoder]]
-"""Of each key with residuals: one per position in its list of arrays."""
+Encoders: TypeAlias = dict[Key, tuple[list[KeyEncoder], Kept | None]]
+"""Of each key: one encoder per position in its list of arrays, where something is kept, and the sum of increments."""
+MOST_POSITIONS = 4096
+"""Arrays of one key in one push."""
 
 
 def checkpoint_of(keys: Mapping[Key, LocalKey], spec: OptimizerSpec | None) -> Checkpoint:
@@ -36,6 +38,9 @@ def checkpoint_of(keys: Mapping[Key, LocalKey], spec: OptimizerSpec | None) -> C
         residual = _residual_of(local)
         if residual is not None:
             checkpoint.residuals[key] = residual
+        codec = _codec_state(local)
+        if codec:
+            checkpoint.codec[key] = codec
         checkpoint.rounds[key] = local.counters.pushes
     return checkpoint
 
@@ -71,18 +76,20 @@ def new_extents(checkpoint: Checkpoint, path: str) -> dict[Key, Extent]:
 
 
 def encoders_in(checkpoint: Checkpoint, path: str) -> Encoders:
-    """Return new encoders that hold the file's residuals.
+    """Return new encoders that hold the file's residuals and what codecs keep.
 
     Raises:
-        CheckpointError: a residual is not finite.
+        CheckpointError: a part of it does not fit its key, or is not finite.
     """
     found: Encoders = {}
-    for key, residual in checkpoint.residuals.items():
+    for key in {**checkpoint.residuals, **checkpoint.codec}:
         value = checkpoint.values[key]
-        parts = residual.reshape(-1, value.size) if value.size else ()
-        found[key] = [
-            fill_encoder(path, KeyEncoder(key, value.size, value.dtype), {"residual": part}) for part in parts
-        ]
+        positions, kept = _codec_parts(path, key, value.size, checkpoint)
+        encoders = [KeyEncoder(key, value.size, value.dtype, shape=value.shape) for _ in positions]
+        found[key] = (
+            [fill_encoder(path, encoder, part) for encoder, part in zip(encoders, positions, strict=True)],
+            kept,
+        )
     return found
 
 
@@ -97,7 +104,7 @@ def restore_values(keys: dict[Key, LocalKey], checkpoint: Checkpoint, encoders: 
         if key in checkpoint.masters:
             local.master = checkpoint.masters[key].reshape(-1)
         local.counters.pushes = checkpoint.rounds.get(key, 0)
-        local.encoders = encoders.get(key, [])
+        local.encoders, local.kept = encoders.get(key, ([], None))
 
 
 def restore_states(keys: Mapping[Key, LocalKey], checkpoint: Checkpoint) -> None:
@@ -112,3 +119,34 @@ def _residual_of(local: LocalKey) -> NDArray | None:
     if all(part is None for part in parts):
         return None
     return np.concatenate([np.zeros(local.n, np.float32) if part is None else part for part in parts])
+
+
+def _codec_state(local: LocalKey) -> dict[str, NDArray]:
+    """What codecs keep of one key beside the residuals: 'POSITION/NAME', and 'kept/POSITIONS'."""
+    found = {} if local.kept is None else {f"kept/{local.kept.positions}": to_host(local.kept.total)}
+    for position, encoder in enumerate(local.encoders):
+        found |= {f"{position}/{name}": array for name, array in encoder.state().items() if name != "residual"}
+    return found
+
+
+def _codec_parts(path: str, key: Key, n: int, checkpoint: Checkpoint) -> tuple[list[dict[str, NDArray]], Kept | None]:
+    """State for each position's encoder, and the sum of increments."""
+    residual = checkpoint.residuals.get(key)
+    positions = [] if residual is None or not n else [{"residual": part} for part in residual.reshape(-1, n)]
+    kept = None
+    for name, array in checkpoint.codec.get(key, {}).items():
+        if name.startswith("kept:"):  # of a job's servers, which goes with the files of its ranks
+            continue
+        where, _, part = name.partition("/")
+        number = part if where == "kept" else where
+        if not (number.isdecimal() and int(number) <= MOST_POSITIONS):
+            raise CheckpointError(f"{path}: key {key!r} has an unknown part {name!r} of a codec", path=path, key=key)
+        if where == "kept":
+            if array.shape != (n,):
+                text = f"{path}: the sum of increments of key {key!r} has another size"
+                raise CheckpointError(text, path=path, key=key)
+            kept = Kept(array, int(number))
+            continue
+        positions += [{} for _ in range(len(positions), int(number) + 1)]
+        positions[int(number)][part] = array
+    return positions, kept

@@ -37,6 +37,14 @@ class Counters:
 
 
 @dataclass(frozen=True)
+class Kept:
+    """The sum (n,) of all increments, and from how many positions of the list of arrays they came."""
+
+    total: Any
+    positions: int
+
+
+@dataclass(frozen=True)
 class Fit:
     """The arrays of one push, found fit. `encoded`: how each is to be encoded; empty: they are summed as they are."""
 
@@ -55,6 +63,8 @@ class LocalKey:
     step: int
     encoders: list[KeyEncoder]
     """One per position in the list of arrays; they hold the residuals."""
+    kept: Kept | None
+    """The sum of all increments, under a codec that accumulates."""
 
     def __init__(self, key: Key, value: NDArray, template: Template) -> None:
         """`value`: of `template`'s shape; copied."""
@@ -67,6 +77,7 @@ class LocalKey:
         self.template = template
         self.master = value.reshape(-1).astype(accumulator(template.dtype))
         self.encoders = []
+        self.kept = None
         self.forget_updates()
 
     @property
@@ -104,10 +115,11 @@ class LocalKey:
         dtype = self.template.dtype
         flats = [flattened(array, self.key, dtype, on_device) for array in arrays]
         params = RAW if policy is None else policy.params_for(self.key, self.n, dtype)
-        if not is_float(dtype) or (params.type == RAW.type and not any(one.residual for one in self.encoders)):
+        raw = params.type == RAW.type and not params.momentum
+        if not is_float(dtype) or (raw and not any(one.residual for one in self.encoders)):
             return Fit(flats, ())
         while len(self.encoders) < len(flats):
-            self.encoders.append(KeyEncoder(self.key, self.n, dtype))
+            self.encoders.append(KeyEncoder(self.key, self.n, dtype, shape=self.template.shape))
         turn = self.counters.pushes + 1
         encoded = []
         for encoder, flat in zip(self.encoders, flats, strict=False):
@@ -121,6 +133,7 @@ class LocalKey:
         counters.pushes += 1
         counters.raw_bytes += sum(int(flat.nbytes) for flat in fit.flats)
         if not fit.encoded:
+            self._forget_increments()
             counters.sent_bytes += sum(int(flat.nbytes) for flat in fit.flats)
             return sum_in_order(fit.flats, self.template.dtype)
         with current(fit.flats[0]):
@@ -152,10 +165,21 @@ class LocalKey:
         updater(self.key, to_host(total).reshape(shape), value.reshape(shape))
         self.master = value.copy()  # the function may have kept its argument
 
+    def _forget_increments(self) -> None:
+        if self.kept is not None:
+            self.kept = None
+            for encoder in self.encoders:
+                encoder.forget_codec()
+
     def _sum_encoded(self, fit: Fit, first: Any) -> Any:
+        codec = fit.encoded[0].codec
+        accumulates = codec is not None and codec.accumulates
+        if not accumulates or (self.kept is not None and self.kept.positions != len(fit.flats)):
+            self._forget_increments()
         total = np.zeros_like(first, accumulator(self.template.dtype), shape=(self.n,))
+        raw: list[slice] = []
         sources = [one.encoder.encode(one, copy=False) for one in fit.encoded]
-        for _ in range(self._number_of_chunks(fit)):
+        for _ in range(fit.encoded[0].parts):
             start = time.perf_counter()
             chunks = []
             for source, flat in zip(sources, fit.flats, strict=True):
@@ -166,13 +190,21 @@ class LocalKey:
             self.counters.encode_seconds += middle - start
             self.counters.decode_seconds += time.perf_counter() - middle
             self.counters.sent_bytes += sum(chunk.nbytes for chunk in chunks)
+            if not codec_named(chunks[0].codec).accumulates:
+                raw.append(slice(chunks[0].offset, chunks[0].offset + chunks[0].n))
         for source in sources:
             next(source, None)  # lets each encoder finish its account of the residual
-        return total
+        return self._accumulated(fit, total, raw) if accumulates else total
 
-    def _number_of_chunks(self, fit: Fit) -> int:
-        codec = fit.encoded[0].codec
-        return 1 if codec is not None and codec.unit == "key" else len(fit.encoded[0].encoder.chunk_starts)
+    def _accumulated(self, fit: Fit, increments: Any, raw: Sequence[slice]) -> Any:
+        """The sum with these increments; chunks that went `raw` are no increments and are not kept."""
+        kept = increments if self.kept is None else self.kept.total + increments
+        total = kept.copy()
+        for span in raw:
+            total[span] = increments[span]
+            kept[span] = 0
+        self.kept = Kept(kept, len(fit.flats))
+        return total
 
     def _add(self, chunks: Sequence[EncodedChunk], total: Any) -> None:
         """Add one chunk of every array: by counting where the codec can, else one after another."""

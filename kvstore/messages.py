@@ -18,6 +18,8 @@ from typing import Annotated, TypeAlias
 
 import msgspec
 
+from kvstore.on_stale import OnStale
+
 PROTOCOL_VERSION = 1
 
 Key: TypeAlias = int | str
@@ -28,6 +30,7 @@ Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=-1e9)]
 """A duration; the bound refuses NaN, with which a deadline would never pass."""
 Frame: TypeAlias = bytes | bytearray | memoryview
 Rank: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**20)]
+Bound: TypeAlias = Annotated[int, msgspec.Meta(ge=-1, le=2**31)]
 Shape: TypeAlias = Annotated[tuple[Count, ...], msgspec.Meta(max_length=32)]
 
 
@@ -147,13 +150,15 @@ class Agree(_Message, frozen=True, kw_only=True, tag="agree"):
 
 
 class PushEntry(_Entry, frozen=True):
-    """One encoded chunk: the `round`-th push of this key by this worker. `meta`: numbers of the codec."""
+    """One encoded chunk: the `round`-th push of this key by this worker. `meta`: numbers of the codec.
+    `whole`: the payload is the whole key, pushed as its chunk 0, and stands for a push of every chunk."""
 
     key: Key
     chunk: Count
     round: Count
     codec: str
     meta: dict[str, Number | str] = {}
+    whole: bool = False
 
 
 class ChunkEntry(_Entry, frozen=True):
@@ -177,6 +182,8 @@ class AssignEntry(_Entry, frozen=True):
     sync: bool
     average: bool = False
     whole: bool = False
+    staleness: Bound = -1
+    on_stale: OnStale = OnStale.BLOCK
 
 
 class DeclareEntry(_Entry, frozen=True):
@@ -190,6 +197,8 @@ class DeclareEntry(_Entry, frozen=True):
     sync: bool
     average: bool = False
     round: Count = 0
+    staleness: Bound = -1
+    on_stale: OnStale = OnStale.BLOCK
 
 
 class Push(_Message, frozen=True, kw_only=True, tag="push"):
@@ -364,7 +373,7 @@ class ProcessStatus(_Entry, frozen=True):
 
 
 class Status(_Message, frozen=True, kw_only=True, tag="status"):
-    """Answer to AskStatus. Totals are bytes since the start."""
+    """Answer to AskStatus. Totals are bytes since the start; `staleness`: (updates old, asynchronous pushes)."""
 
     sequence: Count
     role: Role
@@ -377,6 +386,7 @@ class Status(_Message, frozen=True, kw_only=True, tag="status"):
     totals: dict[str, Number] = {}
     optimizer: str | None = None
     compression: str | None = None
+    staleness: list[tuple[Count, Count]] = []
 
 
 Message: TypeAlias = (

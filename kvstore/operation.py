@@ -76,6 +76,8 @@ class Push:
     frame: Frame
     priority: int = 0
     borrowed: bool = False
+    stands_for: int = 1
+    """Chunks, from the entry's on, that it pushes at once."""
 
 
 @dataclass(frozen=True)

@@ -165,16 +165,21 @@ class Session:
     # --- parts ----------------------------------------------------------------------------------------------------
 
     def _queue_push(self, operation: Operation, part: Push) -> None:
-        queued = PushPart(operation, part.entry, part.frame, part.priority, part.server)
+        queued = PushPart(operation, part.entry, part.frame, part.priority, part.server, part.stands_for)
         if part.borrowed and operation.done:
             queued.frame = bytes(part.frame)
         elif part.borrowed:
             operation.borrowed[queued] = None
-        order = self._order.get((part.entry.key, part.entry.chunk))
-        if order is not None and (order.blocked or order.holds(queued)):
-            order.blocked.append(queued)
-        else:
-            self._lanes[part.server].queue_push(queued)
+        self._place(queued, part.entry.chunk)
+
+    def _place(self, push: PushPart, first: int) -> None:
+        """Send it, or let it wait behind the pulls of the first of its chunks, from `first` on, that hold it."""
+        for chunk in range(first, push.entry.chunk + push.stands_for):
+            order = self._order.get((push.entry.key, chunk))
+            if order is not None and (order.blocked or order.holds(push)):
+                order.blocked.append(push)
+                return
+        self._lanes[push.server].queue_push(push)
 
     def _send_request(self, operation: Operation, request: Request, now: float) -> list[Action]:
         sequence = self.next_sequence()
@@ -222,14 +227,16 @@ class Session:
 
     def _pull_ended(self, entry: ChunkEntry) -> None:
         order = self._order[entry.key, entry.chunk]
+        released: list[PushPart] = []
         order.pulls[entry.round] -= 1
         if not order.pulls[entry.round]:
             del order.pulls[entry.round]
         while order.blocked and not order.holds(order.blocked[0]):
-            push = order.blocked.popleft()
-            self._lanes[push.server].queue_push(push)
+            released.append(order.blocked.popleft())
         if not order.pulls:
             del self._order[entry.key, entry.chunk]
+        for push in released:
+            self._place(push, entry.chunk + 1)
 
     def _answer(self, sender: str, sequence: int, answer: Answer, frames: Sequence[Frame], now: float) -> list[Action]:
         if sequence in self._requests:

@@ -1,7 +1,8 @@
 """The sum of one chunk's pushes of one round, taken in rank order whatever the order of arrival.
 
 Raw pushes are added as soon as all lower ranks are in, so that at most the out-of-order ones are held. Encoded ones
-stay encoded until the round is complete and are then decoded and summed in one pass.
+stay encoded until the round is complete and are then decoded and summed in one pass. Pushes that encode a whole key
+are summed once for all of its chunks. Increments (codecs that accumulate) are added to the sum that is kept of them.
 """
 
 from __future__ import annotations
@@ -32,6 +33,24 @@ class Encoded(NamedTuple):
     context: Context
 
 
+class WholeRound:
+    """Pushes of one round that each encode a whole key of several chunks; decoded once, when the first chunk asks."""
+
+    def __init__(self, dtype: np.dtype[Any]) -> None:
+        self._pushes = Aggregate(dtype)
+        self._sum: Array | None = None
+
+    def add(self, push: Encoded) -> None:
+        """Take the push of one rank. Raises PayloadError."""
+        self._pushes.add(push)
+
+    def part(self, span: slice) -> Array:
+        """The sum of some elements; shares memory with that of the others, so it must not be written."""
+        if self._sum is None:
+            self._sum = self._pushes.finish(writable=False)
+        return self._sum[span]
+
+
 class Aggregate:
     """Pushes of one round. `add` checks a payload whole, so `finish` cannot fail for what it was given."""
 
@@ -41,6 +60,10 @@ class Aggregate:
         self._sum: Array | None = None
         self._owned = False
         self._next = 0
+        self._span = slice(0, 0)
+        self.kept: Array | None = None
+        self.whole: WholeRound | None = None
+        """Pushes of whole keys, of which this chunk is a part."""
         self.ranks: set[int] = set()
         """Who has pushed."""
 
@@ -60,23 +83,44 @@ class Aggregate:
             self._fold_raw(self._held.pop(self._next))
             self._next += 1
 
-    def finish(self, writable: bool = True) -> Array:
+    def join(self, whole: WholeRound, span: slice, rank: int) -> None:
+        """The push of `rank` is among those of the whole key, of which this chunk is the part `span`."""
+        self.whole, self._span = whole, span
+        self.ranks.add(rank)
+
+    def finish(self, writable: bool = True, kept: Array | None = None) -> Array:
         """Return the sum as a flat array of the accumulator's dtype; the aggregate is used up.
 
-        With `writable=False` a single raw push may be returned as it arrived, without a copy.
+        `kept`: the sum of all increments up to now. Increments of this round are added to it, which gives the new
+        `self.kept`, a part of the sum; after a round without increments nothing is kept. With `writable=False` the sum
+        may be a push as it arrived, or what is kept, without a copy.
         """
         waiting = [self._held[rank] for rank in sorted(self._held)]
         self._held.clear()
+        increments = [push for push in waiting if push.codec.accumulates]
+        self.kept = self._accumulated(increments, kept) if increments else None
+        self._fold([push for push in waiting if not push.codec.accumulates])
+        for other in (self.kept, self.whole.part(self._span) if self.whole is not None else None):
+            if other is not None:
+                self._sum, self._owned = (other, False) if self._sum is None else (np.add(self._sum, other), True)
+        assert self._sum is not None
+        if writable:
+            self._own()
+        return self._sum
+
+    def _accumulated(self, increments: list[Encoded], kept: Array | None) -> Array:
+        own = Aggregate(self._dtype)
+        own._fold(increments)
+        assert own._sum is not None
+        return own._sum if kept is None else np.add(kept, own._sum)
+
+    def _fold(self, waiting: list[Encoded]) -> None:
         for kind, group in itertools.groupby(waiting, key=lambda push: type(push.codec)):
             if kind is NoneCodec:
                 for push in group:
                     self._fold_raw(push)
             else:
                 self._fold_encoded(list(group))
-        assert self._sum is not None
-        if writable:
-            self._own()
-        return self._sum
 
     def _fold_raw(self, push: Encoded) -> None:
         """The first push stays where it arrived, the second is added to it into a new array, later ones in place."""

@@ -56,4 +56,7 @@ def new_key(entry: AssignEntry, chunk_elements: int, num_servers: int) -> Stored
     first = 0 if entry.whole else entry.chunk % num_servers
     expected = len(range(first, count, 1 if entry.whole else num_servers))
     dtype = named_dtype(entry.dtype, entry.key)
-    return StoredKey(entry.key, entry.shape, dtype, elements, entry.sync, entry.average, entry.whole, expected)
+    return StoredKey(
+        entry.key, entry.shape, dtype, elements, entry.sync, entry.average, entry.whole, expected, entry.staleness,
+        entry.on_stale,
+    )  # fmt: skip

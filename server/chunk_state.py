@@ -1,11 +1,13 @@
 """Everything a server holds of one chunk, out to `save` and back from `load`. Pure.
 
-Arrays travel by name: 'value' (the key's dtype), 'master' (half-precision keys only), 'state:NAME' for each of the
-optimizer's arrays. Nothing is named by the wire but what the installed optimizer itself declares.
+Arrays travel by name: 'value' (the key's dtype), 'master' (half-precision keys only), 'kept:RANK' for each sum of
+increments (-1: of all ranks), 'state:NAME' for each of the optimizer's arrays. Nothing is named by the wire but what
+the installed optimizer itself declares.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +20,8 @@ from kvstore.server.aggregate import Array
 from kvstore.server.stored import StoredChunk, StoredKey
 
 PREFIX = "state:"
+KEPT = "kept:"
+_KEPT = re.compile(r"kept:(-1|[0-9]{1,7})")
 
 
 def read_state(sender: str, message: ReadState, chunk: StoredChunk, optimizer: str | None) -> Send:
@@ -25,6 +29,8 @@ def read_state(sender: str, message: ReadState, chunk: StoredChunk, optimizer: s
     arrays: dict[str, Array] = {"value": chunk.value} if message.values else {}
     if message.values and chunk.master.dtype != chunk.value.dtype:
         arrays["master"] = chunk.master
+    if message.values:
+        arrays |= {f"{KEPT}{rank}": array for rank, array in chunk.kept.items()}
     arrays |= {PREFIX + name: array.copy() for name, array in (chunk.state or {}).items()}
     state = State(
         sequence=message.sequence, key=message.key, chunk=message.chunk, step=chunk.step, names=list(arrays),
@@ -49,12 +55,15 @@ def write_state(
     value = arrays.pop("value", None)
     master = arrays.pop("master", None)
     state = {name.removeprefix(PREFIX): array for name, array in arrays.items() if name.startswith(PREFIX)}
-    if len(state) != len(arrays):
+    kept = {name: array for name, array in arrays.items() if _KEPT.fullmatch(name)}
+    if len(state) + len(kept) != len(arrays):
         raise CheckpointError(f"key {message.key!r}: unknown parts {sorted(arrays)}", key=message.key)
     if master is not None and (value is None or chunk.master.dtype == chunk.value.dtype):
         raise CheckpointError(f"key {message.key!r}: a master goes with a half-precision value", key=message.key)
     _check("value", value, chunk.value, message)
     _check("master", master, chunk.master, message)
+    for name, array in kept.items():
+        _check(name, array, chunk.master, message)
     fresh = _fresh_state(stored, chunk, optimizer, message) if state else {}
     for name, array in state.items():
         if name not in fresh:
@@ -68,7 +77,9 @@ def write_state(
     chunk.state = fresh or None
     if not state:
         stored.state = None
-    chunk.step = message.step
+    if value is not None:
+        chunk.kept = {int(name.removeprefix(KEPT)): array for name, array in kept.items()}
+    chunk.start_counting(message.step)
 
 
 def _arrays(message: WriteState, frames: Sequence[Frame]) -> dict[str, Array]:

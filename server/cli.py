@@ -232,6 +232,33 @@ def codecs(imports: tuple[str, ...]) -> int:
     return 0
 
 
+@cli.command("bench-codec")
+@click.option(
+    "--array", type=click.Path(dir_okay=False, path_type=Path), help="Gradient to measure with, an .npy file."
+)
+@click.option("--model", type=click.Choice(["resnet50"]), help="Stand-ins with a model's shapes [default: resnet50].")
+@click.option("--bandwidth", default="1gbit", show_default=True, help="Of a worker's connection, such as 100mbit, 1GB.")
+@click.option("--codec", "chosen", metavar="TYPE[,NAME=VALUE...]", multiple=True, help="Only these; repeatable.")
+@click.option("--repeats", type=click.IntRange(1), default=3, show_default=True, help="The fastest run counts.")
+@click.option("--json", "as_json", is_flag=True, help="For programs.")
+@_IMPORTS
+def bench_codec(array: Path | None, bandwidth: str, chosen: tuple[str, ...], **options: Any) -> int:
+    """Measure the codecs on an array, and predict the time of a round at a bandwidth, best first."""
+    from kvstore.server import bench_codec as bench
+    from kvstore.server.bench_report import bench_json, print_bench
+    from kvstore.server.node import import_modules
+
+    import_modules(options["imports"])
+    if array is not None and options["model"] is not None:
+        raise ParameterError("give --array or --model, not both", parameter="array", given=str(array), allowed="one")
+    speed = bench.parse_bandwidth(bandwidth)
+    params = [bench.parse_codec("none"), *(bench.parse_codec(text) for text in chosen)] if chosen else None
+    arrays = bench.read_array(array) if array is not None else bench.resnet50()
+    figures = bench.measure_all(arrays, params or bench.default_codecs(), options["repeats"])
+    click.echo(bench_json(figures, speed)) if options["as_json"] else print_bench(figures, speed, bandwidth)
+    return 0
+
+
 @cli.command()
 @click.option("--data", type=click.Choice(["digits", "fashion-mnist"]), default="digits", show_default=True)
 @click.option("--epochs", type=click.IntRange(1), help="Passes over the images; default: what suits the data.")

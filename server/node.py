@@ -95,12 +95,15 @@ class ServerMachine:
             "raw_bytes": sum(key.raw_bytes for key in keys),
             "received_bytes": sum(key.received_bytes for key in keys),
             "rounds": max((key.rounds for key in keys), default=0),
+            "dropped_pushes": self.shard.staleness.dropped,
+            "scaled_pushes": self.shard.staleness.scaled,
         }
         return Status(
             sequence=message.sequence, role=Role.SERVER, rank=self.member.rank or 0, job=self.member.job,
             num_workers=self._config.num_workers, num_servers=self._config.num_servers,
             keys=keys if message.keys else [], totals=totals,
             optimizer=self.shard.optimizer, compression=self.shard.compression,
+            staleness=self.shard.staleness.histogram(),
         )  # fmt: skip
 
 

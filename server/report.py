@@ -27,6 +27,8 @@ def print_status(job: JobStatus, *, keys: bool) -> None:
     console = _console()
     console.print(_processes(job.scheduler))
     console.print(_servers(job))
+    if any(isinstance(answer, Status) and answer.staleness for answer in job.servers.values()):
+        console.print(_staleness(job))
     if keys:
         console.print(_keys(job))
 
@@ -104,6 +106,21 @@ def _servers(job: JobStatus) -> Table:
         counts = (str(totals.get(column, 0)) for column in ("keys", "elements", "rounds"))
         settings = (_plain(answer.optimizer or "none"), _plain(compression_summary(answer.compression)))
         table.add_row(str(rank), *counts, size(raw), size(received), ratio(raw, received), *settings)
+    return table
+
+
+def _staleness(job: JobStatus) -> Table:
+    """How many asynchronous pushes were how many updates old, 1 to 2, 3 to 4, 5 to 8, ... together."""
+    table = Table("updates old", "pushes", "share", title="Staleness of asynchronous pushes")
+    counts: dict[int, int] = {}
+    for answer in job.servers.values():
+        for old, pushes in answer.staleness if isinstance(answer, Status) else ():
+            bound = 1 << (old - 1).bit_length() if old else 0
+            counts[bound] = counts.get(bound, 0) + pushes
+    total = sum(counts.values())
+    for bound, pushes in sorted(counts.items()):
+        label = str(bound) if bound < 3 else f"{bound // 2 + 1} to {bound}"
+        table.add_row(label, str(pushes), f"{pushes / total:.1%}")
     return table
 
 

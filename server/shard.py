@@ -68,9 +68,9 @@ class Shard:
     def __init__(self, config: Config, num_workers: int) -> None:
         self._chunk_elements = config.chunk_elements
         self._num_servers = max(1, config.num_servers)
-        self._limits = config.limits
         self._keys: dict[Key, StoredKey] = {}
         self._updates = Updates(num_workers)
+        self.staleness = self._updates.staleness
         self._turns = OptimizerTurns(self._updates)
         self._waiting = Waiting()
         self._out = Outbox(config.message_bytes)
@@ -165,9 +165,10 @@ class Shard:
                 self._updates.push(stored, chunk, message.rank, entry, frame)
             except KVStoreError as error:
                 self._out.failed(sender, message.sequence, error, [failed])
-                self._updates.refuse(stored, chunk, message.rank, entry.round, error)
+                for part in stored.chunks.values() if entry.whole else (chunk,):
+                    self._updates.refuse(stored, part, message.rank, entry.round, error)
             self._changed = True
-            for index in stored.chunks if stored.whole else (entry.chunk,):
+            for index in stored.chunks if stored.whole or entry.whole else (entry.chunk,):
                 self._waiting.retry((entry.key, index))
         self._acknowledge(sender, message.sequence, message.entries)
 
@@ -201,7 +202,7 @@ class Shard:
             return self._answer_pull(sender, message.sequence, rank, entry)
 
         def explain() -> KVStoreError:
-            return self._pull_timeout(entry, message.timeout)
+            return self._pull_timeout(entry, rank, message.timeout)
 
         if not answer():
             waiter = Waiter(sender, message.sequence, now + message.timeout, answer, explain, entry)
@@ -215,7 +216,10 @@ class Shard:
         done, whose = (chunk.round, JOINT) if stored.sync else (chunk.pushed.get(rank, 0), rank)
         if done >= entry.round:
             error = chunk.failures.get((entry.round, whose))
+            if error is None and self._updates.behind(stored, chunk, rank, self._gone):
+                return False
             if error is None:
+                chunk.seen[rank] = chunk.step
                 self._out.value(sender, entry, chunk.frame())
         else:
             error = self._updates.obstacle(stored, chunk, self._gone, rank)
@@ -225,16 +229,13 @@ class Shard:
             self._out.failed(sender, sequence, error, [entry])
         return True
 
-    def _pull_timeout(self, entry: ChunkEntry, timeout: float) -> KVStoreError:
+    def _pull_timeout(self, entry: ChunkEntry, rank: int, timeout: float) -> KVStoreError:
         stored = self._keys.get(entry.key)
         chunk = stored.chunks.get(entry.chunk) if stored else None
         if stored is None or chunk is None or chunk.epoch < entry.epoch:
             lacking = "rank 0 has not given it a value"
-        elif stored.sync:
-            ranks = ", ".join(str(rank) for rank in self._updates.missing(stored, chunk))
-            lacking = f"round {chunk.round + 1} lacks the push of rank {ranks}"
         else:
-            lacking = f"own push {entry.round} has not arrived"
+            lacking = self._updates.lacking(stored, chunk, rank, entry.round, self._gone)
         return OperationTimeoutError(
             f"pull of key {entry.key!r} waited {timeout:.1f} s on the server: {lacking}", key=entry.key
         )
@@ -287,7 +288,8 @@ class Shard:
                 raise obstacle
             return False
         dtype = named_dtype(entry.dtype, entry.key)
-        if stored is None or (stored.shape, stored.dtype) != (entry.shape, dtype):
+        reshaped = stored is None or (stored.shape, stored.dtype) != (entry.shape, dtype)
+        if stored is None or reshaped:
             stored = self._keys[entry.key] = new_key(entry, self._chunk_elements, self._num_servers)
         value = np.frombuffer(frame, np.uint8).copy().view(dtype)
         master = value.astype(accumulator(dtype), copy=False)
@@ -297,6 +299,9 @@ class Shard:
             fresh.pushed = chunk.pushed
         if chunk is not None and chunk.value.size == value.size:
             fresh.open, fresh.early = chunk.open, chunk.early
+            if reshaped:  # pushes of the whole key of another size are not of this one
+                fresh.open = {number: one for number, one in fresh.open.items() if one.aggregate.whole is None}
+                fresh.early = {place: one for place, one in fresh.early.items() if one.whole is None}
         stored.chunks[entry.chunk] = fresh
         stored.state = None
         self._updates.skip(stored, fresh, 0, entry.round)
@@ -317,6 +322,7 @@ class Shard:
                 stored = self._keys[entry.key]
                 for chunk in stored.chunks.values():
                     self._updates.skip(stored, chunk, message.rank, entry.round)
+                    self._waiting.retry((entry.key, chunk.index))
             whole = [self._keys[entry.key].whole for entry in message.entries]
             self._out.add(Send(sender, Declared(sequence=message.sequence, whole=whole)))
             return True

@@ -10,7 +10,8 @@ import numpy as np
 from kvstore.dtypes import accumulator
 from kvstore.errors import ArrayError, KVStoreError, MismatchError
 from kvstore.messages import DeclareEntry, Frame, Key
-from kvstore.server.aggregate import Aggregate, Array, Encoded
+from kvstore.on_stale import OnStale
+from kvstore.server.aggregate import Aggregate, Array
 
 JOINT = -1
 """Stands for the pushing rank where a round is everybody's."""
@@ -30,6 +31,8 @@ class StoredChunk:
 
     `master` (flat, accumulator dtype) is what optimizers see, `value` (flat, the key's dtype) what is pulled; they are
     one array unless the key is half precision. Both may be on their way to workers: they are replaced, never written.
+    `kept`: sums of increments, by pushing rank (JOINT: of all). `seen`: updates made when a rank last pulled; `base`:
+    when one pulled that never has.
     """
 
     key: Key
@@ -43,10 +46,23 @@ class StoredChunk:
     state: dict[str, Array] | None = None
     pushed: dict[int, int] = field(default_factory=dict)
     open: dict[int, OpenRound] = field(default_factory=dict)
-    early: dict[tuple[int, int], Encoded] = field(default_factory=dict)
+    early: dict[tuple[int, int], Aggregate] = field(default_factory=dict)
     failures: dict[tuple[int, int], KVStoreError] = field(default_factory=dict)
     assigned: int = 0
     """Sequence number of the assignment that set `epoch`."""
+    kept: dict[int, Array] = field(default_factory=dict)
+    seen: dict[int, int] = field(default_factory=dict)
+    base: int = 0
+
+    @property
+    def span(self) -> slice:
+        """Its elements within the key."""
+        return slice(self.start, self.start + self.value.size)
+
+    def start_counting(self, step: int) -> None:
+        """So many updates were made, all of them before any pull."""
+        self.step, self.base = step, step
+        self.seen.clear()
 
     def done(self, rank: int) -> int:
         """Rounds applied: of all workers (JOINT), or pushes of one."""
@@ -71,6 +87,7 @@ class StoredKey:
     """A key and the chunks of it that lie here.
 
     `expected`: how many chunks lie here once all are assigned.
+    `staleness`, `on_stale`: the bound of an asynchronous key, -1 for none, and what happens beyond it.
     `whole`: all chunks lie here and are updated together; `state` then holds the optimizer's arrays of the whole key,
     `sums` the gradients that wait for the other chunks, by (round, pushing rank or -1).
     """
@@ -83,6 +100,8 @@ class StoredKey:
     average: bool
     whole: bool
     expected: int
+    staleness: int = -1
+    on_stale: str = OnStale.BLOCK
     state: dict[str, Array] | None = None
     chunks: dict[int, StoredChunk] = field(default_factory=dict)
     sums: dict[tuple[int, int], dict[int, Array]] = field(default_factory=dict)
@@ -107,7 +126,12 @@ class StoredKey:
                 f"key {entry.key!r}: rank {rank} gave shape {entry.shape} and dtype {entry.dtype}, "
                 f"rank 0 gave {mine[0]} and {mine[1]}", key=entry.key, rank=rank,
             )  # fmt: skip
-        for name, theirs, ours in (("sync", entry.sync, self.sync), ("average", entry.average, self.average)):
+        for name, theirs, ours in (
+            ("sync", entry.sync, self.sync),
+            ("average", entry.average, self.average),
+            ("staleness", entry.staleness, self.staleness),
+            ("on_stale", entry.on_stale, self.on_stale),
+        ):
             if theirs != ours:
                 return MismatchError(
                     f"key {entry.key!r}: rank {rank} created its store with {name}={theirs}, rank 0 with {name}={ours}",

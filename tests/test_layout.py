@@ -37,6 +37,8 @@ TESTED_ELSEWHERE: dict[str, tuple[str, str]] = {
     "kvstore/__init__.py": ("tests/test_layout.py", "re-exports only"),
     "kvstore/machine.py": ("tests/kvstore/test_simulator.py", "a protocol and plain data"),
     "server/processes.py": ("tests/server/test_membership.py", "the machine's table, tested through it"),
+    "kvstore/on_stale.py": ("tests/server/test_cluster_staleness.py", "an enum"),
+    "compression/hadamard_numba.py": ("tests/compression/test_hadamard.py", "compared with the reference there"),
     "kvstore/adaptive_rules.py": ("tests/kvstore/test_update_rules.py", "all rules pass the same recorded checks"),
 }
 

@@ -46,7 +46,7 @@ def test_a_type_is_a_scoped_name_and_a_string() -> None:
         ("min_elements", "an integer >= 0"),
         ("on_nonfinite", "one of refuse, propagate"),
         ("error_feedback", "one of auto, on, off"),
-        ("momentum", "a finite number equal to 0"),
+        ("momentum", "a finite number >= 0 and < 1"),
         ("pull", "one of none"),
     ],
 )

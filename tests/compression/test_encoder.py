@@ -277,11 +277,11 @@ def test_any_codec_gets_feedback_and_keeps_its_state(counting: type[Counting]) -
     push(encoder, np.full(64, 1, np.float32), CountingParams())
     state = encoder.state()
     assert state["residual"].tolist() == [0, 2] * 32
-    assert (state["state/0/calls"], state["state/32/calls"]) == (2, 2)
+    assert (state["state/counting/0/calls"], state["state/counting/32/calls"]) == (2, 2)
     other = KeyEncoder("w", 64, F4, chunk_elements=32)
     other.load_state(state)
     push(other, np.full(64, 1, np.float32), CountingParams())
-    assert other.state()["state/0/calls"] == 3
+    assert other.state()["state/counting/0/calls"] == 3
     push(other, np.full(64, 1, np.float32), TWO_BIT)
     assert set(other.state()) == {"residual"}  # another codec starts from nothing, the residual stays
 
@@ -312,4 +312,4 @@ def test_an_encoding_that_grows_is_replaced_by_raw(counting: type[Counting], mon
     (chunk,) = push(encoder, floats(1), CountingParams())
     assert chunk.codec == NoneParams().type
     assert received(encoder, [chunk]).tolist() == [1, 2] * 16
-    assert encoder.state() == {"state/0/calls": 1}  # the codec's state is that of what was sent
+    assert encoder.state() == {"state/counting/0/calls": 1}  # the codec's state is that of what was sent

@@ -152,7 +152,7 @@ def test_to_strings_and_back_loses_nothing(params: Params) -> None:
         ({"type": "2bit", "min_elements": -1}, "min_elements", ">= 0"),
         ({"type": "2bit", "on_nonfinite": "ignore"}, "on_nonfinite", "one of refuse, propagate"),
         ({"type": "2bit", "pull": "2bit"}, "pull", "one of none"),
-        ({"type": "2bit", "momentum": "0.9"}, "momentum", "equal to 0"),
+        ({"type": "2bit", "momentum": "1"}, "momentum", "< 1"),
         ({"type": "2bit", "seed": 2**64}, "seed", "an integer"),
         ("2bit", "compression", "a mapping such as"),
     ],

@@ -135,8 +135,9 @@ class Worker:
         """Rank 0 gives the value, the others wait for it; `epoch` above 1 is a broadcast."""
         config, old = self.cluster.config, self.keys.get(key)
         new = self.keys[key] = DistKey(
-            key, describe(value, key), config.chunk_elements, config.num_servers, self.rank, whole, epoch=epoch
-        )
+            key, describe(value, key), config.chunk_elements, config.num_servers, self.rank, whole,
+            -1 if config.staleness is None else config.staleness, config.on_stale, epoch=epoch,
+        )  # fmt: skip
         new.round = old.round if old else 0
         if self.rank == 0:
             flat = np.asarray(value).reshape(-1)

@@ -31,7 +31,7 @@ def two_bit(rank: int, codes: bytes, threshold: float, n: int = 4, dtype: Any = 
 PLUS, MINUS, NONE, MIXED = b"\xff\0\0\0", b"\xaa\0\0\0", b"\0\0\0\0", b"\xe0\0\0\0"  # MIXED: + - 0 0
 
 
-def total(pushes: list[Encoded], dtype: Any = np.float32, **how: bool) -> Array:
+def total(pushes: list[Encoded], dtype: Any = np.float32, **how: Any) -> Array:
     aggregate = Aggregate(np.dtype(dtype))
     for push in pushes:
         aggregate.add(push)

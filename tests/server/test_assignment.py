@@ -9,6 +9,7 @@ import pytest
 
 from kvstore.errors import ArrayError, ConfigError, KeyExistsError, ProtocolError
 from kvstore.messages import AssignEntry
+from kvstore.on_stale import OnStale
 from kvstore.server.assignment import check_assignment, new_key
 from kvstore.server.stored import StoredChunk
 
@@ -61,3 +62,8 @@ def test_a_late_init_of_a_key_that_was_overwritten() -> None:
 def test_a_key_knows_how_many_chunks_lie_here(chunk: int, servers: int, whole: bool, expected: int) -> None:
     key = new_key(entry(chunk=chunk, shape=(200,), whole=whole), 64, servers)
     assert (key.elements, key.dtype.name, key.expected) == (200, "float32", expected)
+
+
+def test_a_key_keeps_its_bound_of_staleness() -> None:
+    key = new_key(entry(staleness=3, on_stale=OnStale.SCALE), 64, 1)
+    assert (key.staleness, key.on_stale) == (3, OnStale.SCALE)

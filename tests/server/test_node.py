@@ -36,7 +36,15 @@ def test_status_tells_totals_and_keys(make_cluster: MakeCluster) -> None:
     assert (told.role, told.rank, told.job, told.num_workers, told.num_servers) == ("server", 0, "job", 2, 1)
     assert told.keys == []
     received = 2 * (16 + 12)  # two chunks of 64 and 36 elements, 2 bits each, in whole words
-    assert told.totals == {"keys": 1, "elements": 100, "raw_bytes": 800, "received_bytes": received, "rounds": 1}
+    assert told.totals == {
+        "keys": 1,
+        "elements": 100,
+        "raw_bytes": 800,
+        "received_bytes": received,
+        "rounds": 1,
+        "dropped_pushes": 0,
+        "scaled_pushes": 0,
+    }
     assert '"name":"test"' in str(told.optimizer)
     (key,) = status(machine, keys=True).keys
     assert (key.key, key.chunks, key.elements, key.rounds, key.raw_bytes) == ("w", 2, 100, 1, 800)

@@ -31,6 +31,7 @@ from kvstore.messages import (
     Values,
     WriteState,
 )
+from kvstore.on_stale import OnStale
 
 
 def f(*values: float) -> Any:
@@ -118,14 +119,25 @@ def hostile(chance: random.Random) -> tuple[Message, list[Frame]]:
     key: Any = one(["w", "v", "", "x" * 100, 0, -1, 2**63 - 1])
     rank, chunk, dtype = one([0, 1, 2, 2**20]), one([0, 0, 1, BIG]), one(dtypes)
     flags = [one([True, False]) for _ in range(3)]
+    staleness, on_stale = one([-1, -1, 0, 5]), one(list(OnStale))
     shape = tuple(one([0, 1, 2, 100, BIG]) for _ in range(chance.randrange(4)))
     frames: list[Frame] = [bytes(one([0, 1, 4, 8, 16, 256])) for _ in range(one([0, 1, 1, 1, 2]))]
-    names = [one(["value", "master", "state:", "state:momentum", "__init__", ""]) for _ in frames]
+    names = [
+        one(["value", "master", "state:", "state:momentum", "kept:-1", "kept:0", "kept:", "__init__", ""])
+        for _ in frames
+    ]
     pushed = PushEntry(
-        key, chunk, one(numbers), one(["none", "2bit", ""]), one([{}, {"threshold": 0.5}, {"threshold": "x"}])
+        key,
+        chunk,
+        one(numbers),
+        one(["none", "2bit", "ef21", "powersgd", ""]),
+        one([{}, {"threshold": 0.5}, {"threshold": "x"}]),
+        one([False, False, True]),
     )
-    assigned = AssignEntry("v", chunk, shape, dtype, one(numbers), one(numbers), *flags)
-    declared = DeclareEntry(key, shape, dtype, one(numbers), flags[0], flags[1], one(numbers))
+    assigned = AssignEntry(
+        "v", chunk, shape, dtype, one(numbers), one(numbers), flags[0], flags[1], flags[2], staleness, on_stale
+    )
+    declared = DeclareEntry(key, shape, dtype, one(numbers), flags[0], flags[1], one(numbers), staleness, on_stale)
     rate = one([0.1, -1.0, float("nan"), float("inf")])
     about: dict[str, Any] = {"sequence": one(numbers), "rank": rank}
     timed = {**about, "timeout": one([-1.0, 0.0, 1.0, float("inf")])}
