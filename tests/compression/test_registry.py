@@ -89,7 +89,7 @@ def test_an_entry_point_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_unknown_names_list_the_known_ones_nearest_first() -> None:
-    with pytest.raises(UnknownNameError, match=r"'2bits' is not registered; known are 2bit, none") as raised:
+    with pytest.raises(UnknownNameError, match=r"'2bits' is not registered; known are 2bit, .*none") as raised:
         codec_class("2bits")
     assert raised.value.name == "2bits"
 
@@ -136,7 +136,7 @@ def test_to_strings_and_back_loses_nothing(params: Params) -> None:
     ("mapping", "parameter", "text"),
     [
         ({}, "type", "'type' is missing"),
-        ({"threshold": 1}, "type", "one of 2bit, none"),
+        ({"threshold": 1}, "type", "one of .*2bit.*none"),
         ({"type": 2}, "type", "got 2"),
         ({"type": "none"}, "type", r"clear_gradient_compression\(\)"),
         ({"type": "2bit", "threshold": 0}, "threshold", "> 0"),

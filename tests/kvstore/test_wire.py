@@ -46,7 +46,7 @@ def test_header_is_the_documented_msgpack_map_and_frames_are_not_copied() -> Non
             "type": "push",
             "sequence": 7,
             "rank": 1,
-            "entries": [["w", 0, 3, "2bit", {"n": 64, "t": 0.5}]],
+            "entries": [["w", 0, 3, "2bit", {"n": 64, "t": 0.5}, False]],
         },
     }
     assert frames[1] is payload

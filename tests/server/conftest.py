@@ -343,6 +343,8 @@ def _sent(actions: Sequence[Any]) -> list[str]:
                 found.append(f"{action.to} ack {sequences[0]}")
             case Values(entries=entries):
                 for entry, frame in zip(entries, action.frames, strict=True):
+                    if memoryview(frame).nbytes % 4:  # a value of another dtype
+                        frame = b""
                     found.append(f"{action.to} {entry.key}@{entry.round} {np.frombuffer(frame, np.float32).tolist()}")
             case Failed(sequence=sequence, failure=failure):
                 found.append(f"{action.to} failed {sequence}: {failure.error} {failure.text}")

@@ -219,7 +219,7 @@ def test_demo_gets_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_command_has_help() -> None:
-    assert sorted(cli.commands) == ["check", "codecs", "demo", "launch", "scheduler", "server", "status"]
+    assert sorted(cli.commands) == ["bench-codec", "check", "codecs", "demo", "launch", "scheduler", "server", "status"]
     for name, command in cli.commands.items():
         result = run(name, "--help")
         assert result.exit_code == 0
