@@ -229,7 +229,7 @@ def edge_shapes() -> Any:
     with kvstore.create("dist_sync") as kv:
         for codec in ("raw", *sorted(set(known_names()) - {"none"})):
             if codec != "raw":
-                kv.set_gradient_compression({"type": codec})
+                kv.set_gradient_compression({"type": codec, "momentum": 0})
             for dtype in ("float32", "float16", "int64"):
                 shapes: list[tuple[int, ...]] = [(), (0,), (3, 0), (1,)]
                 keys = [f"{codec} {dtype} {shape}" for shape in shapes]

@@ -168,3 +168,33 @@ def test_device_arrays_give_the_same_as_host_arrays_and_stay_there(cupy: Any, co
     stores[1].pull("w", out=out[:, ::2])
     np.testing.assert_array_equal(cupy.asnumpy(out[:, ::2]), expected)
     assert not out[:, 1::2].any()
+
+
+def test_increments_are_kept_until_the_list_or_the_codec_changes() -> None:
+    """The sum holds a part of each position: with other positions, and after any other codec, all start afresh."""
+    shape = (10, 10)
+    with LocalStore("device") as store:
+        store.init("w", np.zeros(shape, np.float32))
+        store.set_gradient_compression({"type": "ef21", "ratio": 0.25})
+        two, one = [np.full(shape, 2, np.float32), np.full(shape, 3, np.float32)], [np.full(shape, 7, np.float32)]
+        first = store.pushpull("w", two)
+        assert sorted(set(first.reshape(-1).tolist())) == [0, 5]
+        for _ in range(3):
+            last = store.pushpull("w", two)
+        assert (last == 5).all()  # four quarters
+        assert np.count_nonzero(store.pushpull("w", one) == 7) == 25  # nothing of the two is left
+        store.clear_gradient_compression()
+        assert (store.pushpull("w", one) == 7).all()
+        store.set_gradient_compression({"type": "ef21", "ratio": 0.25})
+        assert np.count_nonzero(store.pushpull("w", one) == 7) == 25
+        store.set_gradient_compression({"type": "2bit", "threshold": 7})
+        assert (store.pushpull("w", one) == 7).all()
+
+
+def test_whole_keys_are_encoded_for_each_position() -> None:
+    shape = (20, 30)
+    with LocalStore("device") as store:
+        store.set_gradient_compression({"type": "powersgd", "rank": 1})
+        store.init("w", np.zeros(shape, np.float32))
+        assert np.allclose(store.pushpull("w", [np.full(shape, 2, np.float32), np.full(shape, 3, np.float32)]), 5)
+        assert store.stats()["total"]["sent_bytes"] == 2 * 4 * (20 + 30)

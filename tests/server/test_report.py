@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import msgspec
 import pytest
 
 from kvstore.compression.registry import describe, known_names
@@ -125,3 +126,13 @@ def test_size(count: float, text: str) -> None:
 @pytest.mark.parametrize(("raw", "received", "text"), [(160, 10, "16.0 x"), (0, 10, "0.0 x"), (5, 0, "-")])
 def test_ratio(raw: int, received: int, text: str) -> None:
     assert ratio(raw, received) == text
+
+
+def test_staleness_is_shown_by_powers_of_two(capsys: pytest.CaptureFixture[str]) -> None:
+    counts = [(0, 5), (1, 1), (3, 2), (4, 1), (9, 1)]
+    print_status(JobStatus(SCHEDULER, {0: msgspec.structs.replace(SERVER, staleness=counts)}), keys=False)
+    out = capsys.readouterr().out.split("Staleness of")[1]
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in out.splitlines() if line.startswith("│")]
+    assert rows == [["0", "5", "50.0%"], ["1", "1", "10.0%"], ["3 to 4", "3", "30.0%"], ["9 to 16", "1", "10.0%"]]
+    print_status(JOB, keys=False)
+    assert "Staleness" not in capsys.readouterr().out
